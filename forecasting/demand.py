@@ -20,8 +20,8 @@ from rlpto.forecasting.demand_network import (
     HALF_LIVES,
     INPUTS,
     LARGEST_INPUT,
+    MINUTE,
     SMALLEST_MEAN,
-    averages,
     blank_network,
     describe,
     distributions,
@@ -39,7 +39,7 @@ HORIZONS = (5, 10, 15)
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 0.99)
 """Levels of the quantiles, unless others are asked for."""
 
-MINUTE, DAY_MINUTES = 60.0, 1440
+DAY_MINUTES = 1440
 LARGEST_DEMAND, LARGEST_SUM = 1e9, 1e4
 """Largest count of a minute, and largest sum in units: a unit is more than one job or GPU if sums exceed it."""
 
@@ -98,7 +98,7 @@ class DemandForecaster:
         sums = sums / self._unit
         self._base, self._most = np.log(sums.mean(axis=0) + SMALLEST_MEAN), LARGEST_GROWTH * sums.max(axis=0)
         known = np.concatenate([np.zeros((1, 2)), taken])
-        seen = describe(known, averages(known, np.zeros(2 * len(HALF_LIVES)))[0], _times(len(known), start))
+        seen, _ = describe(known, start, np.zeros(2 * len(HALF_LIVES)))
         self._centre, self._scale = seen.mean(axis=0), np.maximum(seen.std(axis=0), 1e-3)
         network = blank_network(len(self._base), self.seed)
         train(network, self._inputs(seen)[: len(sums)], sums, self._base, self.seed)
@@ -124,10 +124,9 @@ class DemandForecaster:
         """Take in the counts [2] of the minute that has passed."""
         self._begun()
         taken = _checked([counts_of_a_minute], self._now)
-        outputs, self._averages, self._state = self._advance(
-            taken, np.array([self._now + MINUTE]), self._averages, self._state
-        )
-        self._outputs, self._now = outputs[:, -1], self._now + MINUTE
+        self._now += MINUTE
+        outputs, self._averages, self._state = self._advance(taken, self._now, self._averages, self._state)
+        self._outputs = outputs[:, -1]
 
     def predict(self, levels: Sequence[float] | FloatArray = LEVELS) -> DemandForecast:
         """Return the forecast [H, 2] of what follows the counts taken in so far."""
@@ -136,7 +135,8 @@ class DemandForecaster:
 
     def save(self, path: str | Path) -> None:
         """Write what was learnt as one file; history is not kept. Raises ForecastError."""
-        self._ready()
+        if not self._fitted:
+            raise ForecastError("DemandForecaster: nothing fitted yet, call fit first")
         arrays: dict[str, Any] = {name: getattr(self, f"_{name}") for name in _shapes(self)}
         weights = {f"weights.{name}": weight.numpy() for name, weight in self._network.state_dict().items()}
         settings = {"seed": self.seed, "horizons": list(self.horizons)}
@@ -155,13 +155,8 @@ class DemandForecaster:
         self._network.load_state_dict({name: torch.tensor(weight) for name, weight in weights.items()})
         self._fitted = True
 
-    def _ready(self) -> None:
-        if not self._fitted:
-            raise ForecastError("DemandForecaster: nothing fitted yet, call fit first")
-
     def _begun(self) -> FloatArray:
         """Return the newest means and shapes [2, J]."""
-        self._ready()
         if self._outputs is None:
             raise ForecastError("DemandForecaster: no history yet, call begin first")
         return self._outputs
@@ -171,16 +166,20 @@ class DemandForecaster:
 
     def _read(self, counts: FloatArray, start: float) -> tuple[FloatArray, FloatArray, Any]:
         """Return means and shapes [2, T + 1, J] at all moments of a series, and the averages and state at its end."""
-        self._ready()
+        if not self._fitted:
+            raise ForecastError("DemandForecaster: nothing fitted yet, call fit first")
         known = np.concatenate([np.zeros((1, 2)), counts])
-        return self._advance(known, _times(len(known), start), np.zeros(2 * len(HALF_LIVES)), None)
+        return self._advance(known, start, np.zeros(2 * len(HALF_LIVES)), None)
 
     def _advance(
-        self, counts: FloatArray, times: FloatArray, memory: FloatArray, state: torch.Tensor | None
+        self, counts: FloatArray, first: float, memory: FloatArray, state: torch.Tensor | None
     ) -> tuple[FloatArray, FloatArray, Any]:
-        """Return means and shapes [2, N, J] after each minute [N, 2], and the averages and state to go on from."""
-        averaged, kept = averages(counts, memory)
-        fed = torch.tensor(self._inputs(describe(counts, averaged, times)))
+        """Return means and shapes [2, N, J] after each minute [N, 2], and the averages and state to go on from.
+
+        first: local time of the end of the first of these minutes [s].
+        """
+        seen, kept = describe(counts, first, memory)
+        fed = torch.tensor(self._inputs(seen))
         with torch.inference_mode(), one_thread():
             outputs, last = self._network(fed[None], state)
             found = distributions(outputs[0], torch.tensor(self._base), torch.tensor(self._most))
@@ -244,11 +243,6 @@ def _shapes(forecaster: DemandForecaster) -> dict[str, tuple[tuple[int, ...], fl
         "unit": ((sums,), 1.0, LARGEST_DEMAND * DAY_MINUTES),
         "held": ((sums, len(SPREAD_LEVELS)), 0.0, 1.0),
     }
-
-
-def _times(count: int, start: float) -> FloatArray:
-    """Return the local times [s] of the ends of minutes: moment t is t minutes after the start."""
-    return start + MINUTE * np.arange(count)
 
 
 def _checked(counts: Any, start: float) -> FloatArray:

@@ -17,6 +17,8 @@ from rlpto.forecasting.series import DAY, WEEK, fourier
 from rlpto.io.arrays import FloatArray
 from rlpto.io.compiled import njit
 
+MINUTE = 60.0
+
 HALF_LIVES = (2, 5, 15, 60, 240)
 """Half-lives of the averages [min]."""
 
@@ -126,10 +128,13 @@ def averages(counts: FloatArray, memory: FloatArray) -> tuple[FloatArray, FloatA
     return found, kept
 
 
-def describe(counts: FloatArray, averaged: FloatArray, times: FloatArray) -> FloatArray:
-    """Return inputs [T, INPUTS] at moments [T] of local time [s] from the counts of the minute before [T, 2]."""
+def describe(counts: FloatArray, first: float, memory: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return inputs [T, INPUTS] at the ends of minutes with counts [T, 2], and the memory [A] of averages to go on
+    from; first: local time of the first end [s]."""
+    averaged, kept = averages(counts, memory)
+    times = first + MINUTE * np.arange(len(counts))
     calendar = np.concatenate([fourier(times, DAY, 1), fourier(times, WEEK, 1)], axis=1)
-    return np.concatenate([np.log1p(15 * averaged), np.log1p(counts), calendar], axis=1)
+    return np.concatenate([np.log1p(15 * averaged), np.log1p(counts), calendar], axis=1), kept
 
 
 @njit()
