@@ -105,7 +105,8 @@ class DemandForecaster:
         if not all(torch.isfinite(weight).all() for weight in network.parameters()):
             raise ForecastError("demand: weights are no longer finite, expected counts that a network can learn")
         self._network, self._fitted, self._outputs = network.double(), True, None
-        self._held = self._levels_held(*self._read(taken, start)[0][:, : len(sums)], sums)
+        mean, shape = self._read(taken, start)[0][:, : len(sums)]
+        self._held = self._levels_held(mean, shape, sums)
         return self
 
     def batch(self, counts: FloatArray, start: float, levels: Sequence[float] | FloatArray = LEVELS) -> DemandForecast:

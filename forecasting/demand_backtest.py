@@ -92,7 +92,8 @@ def _regressed(columns: FloatArray, truth: FloatArray, fitted: slice) -> FloatAr
     inputs = (columns - columns[fitted].mean(axis=0)) / (columns[fitted].std(axis=0) + 1e-9)
     chosen, level = inputs[fitted], truth[fitted].mean()
     shrunk = chosen.T @ chosen + 0.01 * len(chosen) * np.eye(chosen.shape[1])
-    return np.maximum(level + inputs @ np.linalg.solve(shrunk, chosen.T @ (truth[fitted] - level)), 0.0)
+    weights = np.linalg.solve(shrunk, chosen.T @ (truth[fitted] - level))
+    return np.asarray(np.maximum(level + inputs @ weights, 0.0))
 
 
 def _arima(z: FloatArray, points: int) -> FloatArray:

@@ -40,8 +40,9 @@ STREAMS, CHUNK = 48, 60
 PASSES, LEAST_UPDATES, MOST_UPDATES = 24, 200, 720
 """Passes over the series, and bounds on the updates: 50 days take 600 updates, 10 to 20 CPU-seconds."""
 
-RATE, DECAY, DROPOUT = 3e-3, 0.03, 0.1
-"""Adam's highest learning rate, weight decay, and share of the head's units dropped in training."""
+RATE, DECAY, DROPOUT = 3e-3, 1.0, 0.1
+"""Adam's highest learning rate, weight decay, and share of the head's units dropped in training. With a decay of 0.03
+the explained share of Philly varied by 0.02 with the seed."""
 
 
 class DemandNetwork(nn.Module):
@@ -132,7 +133,7 @@ def describe(counts: FloatArray, first: float, memory: FloatArray) -> tuple[Floa
     """Return inputs [T, INPUTS] at the ends of minutes with counts [T, 2], and the memory [A] of averages to go on
     from; first: local time of the first end [s]."""
     averaged, kept = averages(counts, memory)
-    times = first + MINUTE * np.arange(len(counts))
+    times: FloatArray = first + MINUTE * np.arange(len(counts), dtype=np.float64)
     calendar = np.concatenate([fourier(times, DAY, 1), fourier(times, WEEK, 1)], axis=1)
     return np.concatenate([np.log1p(15 * averaged), np.log1p(counts), calendar], axis=1), kept
 
