@@ -176,7 +176,7 @@ class Forecaster:
 
         Raises ForecastError if nothing was fitted, or an argument is out of range.
         """
-        series, levels = self._observed(), _checked_levels(quantiles)
+        series, levels = self._observed(), checked_levels(quantiles)
         found = self._predict(checked_integer("horizon", horizon, 1, LONGEST_HORIZON), levels)
         found = self._bounded(found, levels, series.values.max(keepdims=True))
         end = series.start + len(series) * series.step
@@ -272,7 +272,8 @@ def targets(values: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
     return np.asarray(padded[origins[:, None] + np.arange(horizon)])
 
 
-def _checked_levels(levels: Sequence[float]) -> FloatArray:
+def checked_levels(levels: Sequence[float] | FloatArray) -> FloatArray:
+    """Return levels of quantiles in ascending order. Raises ForecastError."""
     try:
         checked = np.unique(np.asarray(levels, dtype=np.float64))
     except (ValueError, TypeError):

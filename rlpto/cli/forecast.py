@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_progress, make_table
+from rlpto.io.errors import ConfigError, TraceError
 from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
@@ -34,10 +35,17 @@ EndOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of all randomness.")]
+DemandOption = Annotated[
+    bool, typer.Option("--demand", help="Jobs and GPUs that arrive in the next 5, 10 and 15 minutes, minute by minute.")
+]
+StartOption = Annotated[
+    str | None, typer.Option(metavar="DATE", help="With --demand: leave out the jobs before a day.")
+]
 
 
 @app.command(epilog="Example: rlpto forecast backtest traces/philly.parquet --every 1h --horizon 12 --methods all")
 def backtest(
+    context: typer.Context,
     path: TraceArgument,
     every: EveryOption = "1h",
     horizon: Annotated[int, typer.Option(min=1, max=10_000, help="Intervals ahead.")] = 12,
@@ -48,6 +56,8 @@ def backtest(
     time: TimeOption = "time",
     value: ValueOption = None,
     seed: SeedOption = 0,
+    demand: DemandOption = False,
+    start: StartOption = None,
     out: Annotated[
         Path | None,
         typer.Option("--run-dir", metavar="FOLDER", help="Where results go; runs/forecast-TRACE if not given."),
@@ -57,7 +67,7 @@ def backtest(
     """Forecast the end of a series from every moment of it, and score what was forecast.
 
     Each method is fitted on the data before the test part. Then it takes in counts as they
-    arrive. Writes scores.csv, forecasts.csv and plots.
+    arrive. Writes scores.csv, forecasts.csv and plots; with --demand, which scores the last 30 %, demand.csv.
     """
     from rlpto.forecasting.backtest import backtest as run
     from rlpto.forecasting.backtest import write_report
@@ -66,6 +76,9 @@ def backtest(
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
     folder = Path("runs") / f"forecast-{path.name.partition('.')[0]}" if out is None else out
+    if _only_demand(context, demand):
+        _backtest_demand(path, start, seed, folder, quiet)
+        return
     forecasters = {name: make_forecaster(name, seed) for name in names}
     series = read_series(path, every, None, time, value)
     with error_named(str(path)), make_progress(quiet) as bar:
@@ -88,6 +101,7 @@ def backtest(
 
 @app.command(epilog="Example: rlpto forecast fit traces/philly.parquet --every 10min -o forecasters/philly.pt")
 def fit(
+    context: typer.Context,
     path: TraceArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write.")],
     every: EveryOption = "10min",
@@ -96,6 +110,8 @@ def fit(
     time: TimeOption = "time",
     value: ValueOption = None,
     seed: SeedOption = 0,
+    demand: DemandOption = False,
+    start: StartOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Fit a forecaster to a series, or its beginning, and write it as one file.
@@ -104,16 +120,60 @@ def fit(
     `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
     """
     from rlpto.forecasting.registry import make_forecaster
-    from rlpto.workloads.arrival_counts import error_named, read_series
+    from rlpto.workloads.arrival_counts import error_named, read_demand, read_series
 
+    console = make_console(quiet)
+    if _only_demand(context, demand):
+        from rlpto.forecasting.demand import DemandForecaster
+
+        counts, first = read_demand(path, end, start)
+        with error_named(str(path)):
+            DemandForecaster(seed).fit(counts, first).save(out)
+        console.print(f"{out}: demand fitted to {len(counts):,} minutes", markup=False)
+        return
     forecaster = make_forecaster(method, seed)
     series = read_series(path, every, end, time, value)
     with error_named(str(path)):
         forecaster.fit(series)
     forecaster.save(out)
-    console = make_console(quiet)
     until = "" if end is None else f", up to {series.shown(len(series))[:16]}"
     console.print(f"{out}: {method} fitted to {len(series):,} intervals of {every}{until}", markup=False)
+
+
+def _only_demand(context: typer.Context, demand: bool) -> bool:
+    """Whether demand is asked for. Raises ConfigError for options that do not go with the answer."""
+    others = ("every", "horizon", "methods", "method", "test", "time", "value") if demand else ("start",)
+    for name in others:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise ConfigError(f"--{name}: expected {'no such option with' if demand else 'it only with'} --demand")
+    return demand
+
+
+def _backtest_demand(path: Path, start: str | None, seed: int, folder: Path, quiet: bool) -> None:
+    """Score forecasts of demand by minute, print a table for jobs and one for GPUs, and write all figures."""
+    from rlpto.forecasting.demand_backtest import backtest_demand
+    from rlpto.io.files import whole_file
+    from rlpto.workloads.arrival_counts import error_named, read_demand
+
+    with error_named(str(path)):
+        scores = backtest_demand(*read_demand(path, None, start), seed)
+        with whole_file(folder / "demand.csv", "demand", TraceError) as unfinished:
+            scores.to_csv(unfinished, index=False, na_rep="nan", lineterminator="\n")
+    console = make_console(quiet)
+    figures = ["explained", "pinball_80", "pinball_90", "pinball_95", "covered", "covered_above_0"]
+    caption = "explained: share of the variance; pinball: relative to a constant; all but explained of 10 minutes"
+    for of, kind in scores.groupby("of", sort=False):
+        table = make_table("method", title=f"{path}: {of} in the next minutes", caption=caption)
+        wide = kind.pivot_table(index="method", columns="minutes", values=figures, sort=False, dropna=False)
+        columns = [("explained", minutes) for minutes in (5, 10, 15)] + [(figure, 10) for figure in figures[1:]]
+        for figure, minutes in columns:
+            name = f"{figure} {minutes}" if figure == "explained" else figure.replace("_", " ")
+            table.add_column(name, justify="right", no_wrap=True)
+        for method, row in wide.iterrows():
+            table.add_row(str(method), *(_number(row[column]) for column in columns))
+        console.print(table)
+    console.print(f"all figures: {folder / 'demand.csv'}", style="bold", markup=False)
 
 
 def _table(result: Backtest, title: str) -> Table:

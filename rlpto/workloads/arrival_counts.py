@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from rlpto.forecasting.series import MONDAY, ForecastError, TimeSeries, as_series, local_seconds, seconds
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.workloads.files import read_any
 from rlpto.workloads.importers.base import numbers, times
@@ -41,22 +42,32 @@ def read_series(
     """
     with error_named("--every"):
         step = seconds(every)
-    stop = None if end is None else _end(end)
     if value is None:
         trace = read_any(path)
-        if isinstance(stop, datetime) and trace.origin is None:
-            raise TraceError(f"{path}: local times unknown, expected --end to be a share, or train")
-        series = arrivals_per_interval(trace, step)
-    else:
-        series = _of_counts(path, step, time, value)
-    points = len(series) if stop is None else _steps_before(stop, series)
-    if points < 1:
-        raise TraceError(f"{path}: nothing before --end {end}, expected a later one")
-    return series.head(points)
+        return _before(end, path, arrivals_per_interval(trace, step), trace.origin is not None)
+    return _before(end, path, _of_counts(path, step, time, value), True)
 
 
-def arrivals_per_interval(trace: Trace, step: float) -> TimeSeries:
-    """Jobs of a trace in intervals of `step` seconds, from the first job's to the last job's.
+def read_demand(path: Path, end: str | None = None, start: str | None = None) -> tuple[FloatArray, float]:
+    """Counts [T, 2] of jobs and the GPUs they ask for in every minute of a trace, and the local time [s] of the first.
+
+    start: a day before which jobs are left out. end: as for `read_series`. Raises RlptoError.
+    """
+    trace = read_any(path)
+    jobs, gpus = arrivals_per_interval(trace, 60.0), arrivals_per_interval(trace, 60.0, trace.gpus)
+    kept = _before(end, path, jobs, trace.origin is not None)
+    first = 0
+    if start is not None:
+        if trace.origin is None:
+            raise TraceError(f"{path}: local times unknown, expected no --start")
+        first = max(0, _steps_before(_day("--start", start), jobs))
+    if first >= len(kept):
+        raise TraceError(f"{path}: nothing between --start {start} and the end, expected an earlier one")
+    return np.stack([jobs.values, gpus.values], axis=1)[first : len(kept)], float(jobs.start + 60.0 * first)
+
+
+def arrivals_per_interval(trace: Trace, step: float, weights: IntArray | None = None) -> TimeSeries:
+    """Jobs of a trace, or the sums of their weights, in intervals of `step` seconds, from the first job to the last.
 
     Intervals begin at multiples of the step since midnight, as clocks show them; without local times, second 0 is
     taken for a Monday's midnight. Raises TraceError without jobs.
@@ -69,7 +80,7 @@ def arrivals_per_interval(trace: Trace, step: float) -> TimeSeries:
     if (times[-1] - times[0]) / step > MOST_INTERVALS:
         raise TraceError(f"{trace.source}: more than {MOST_INTERVALS:,} intervals of {step:g} s, expected longer ones")
     places = (times // step).astype(np.int64)
-    counts = np.bincount(places - places[0]).astype(np.float64)
+    counts = np.bincount(places - places[0], weights).astype(np.float64)
     return TimeSeries(counts, step, midnight + float(places[0] * step))
 
 
@@ -79,10 +90,27 @@ def _end(text: str) -> datetime | float:
         return WindowSettings().train
     if re.fullmatch(r"\d+(\.\d+)?%", text) and 0 < float(text[:-1]) <= 100:
         return float(text[:-1]) / 100
+    return _day("--end", text, ", a share such as 80%, or train")
+
+
+def _day(option: str, text: str, others: str = "") -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError(f"--end {text!r}: expected a day such as 2017-12-01, a share such as 80%, or train") from None
+        raise ConfigError(f"{option} {text!r}: expected a day such as 2017-12-01{others}") from None
+
+
+def _before(end: str | None, path: Path, series: TimeSeries, dated: bool) -> TimeSeries:
+    """The part of a series before --end; dated: whether its local times are known."""
+    if end is None:
+        return series
+    stop = _end(end)
+    if isinstance(stop, datetime) and not dated:
+        raise TraceError(f"{path}: local times unknown, expected --end to be a share, or train")
+    points = _steps_before(stop, series)
+    if points < 1:
+        raise TraceError(f"{path}: nothing before --end {end}, expected a later one")
+    return series.head(points)
 
 
 def _steps_before(end: datetime | float, series: TimeSeries) -> int:

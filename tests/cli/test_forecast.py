@@ -109,3 +109,47 @@ def test_a_model_that_ends_early_knows_nothing_of_what_comes_after(rlpto, folder
     rlpto("forecast", "fit", "clockless.csv", "--end", "50%", *naive)
     np.testing.assert_array_equal(load(folder / "f").state().arrays["history"], np.ones(99))
     rlpto("forecast", "fit", "clockless.csv", "--end", "2020-04-08", *naive).assert_refused("local times unknown")
+
+
+def test_demand_by_minute_is_scored_and_fitted(rlpto, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlpto.forecasting import demand_network
+    from rlpto.forecasting.demand import load_demand
+
+    monkeypatch.setattr(demand_network, "LEAST_UPDATES", 2)
+    monkeypatch.setattr(demand_network, "MOST_UPDATES", 2)
+    answer = rlpto("forecast", "backtest", "jobs.parquet", "--demand", "--start", "2020-04-04")
+    assert answer.code == 0, answer
+    assert "GPUs in the next minutes" in answer.out
+    scores = pd.read_csv(folder / "runs" / "forecast-jobs" / "demand.csv")
+    assert len(scores) == 11 * 2 * 3
+    assert set(scores.of) == {"jobs", "GPUs"}
+    own = scores[(scores.method == "demand") & (scores.of == "jobs") & (scores.minutes == 5)]
+    assert f"{own.explained.item():.3f}" in answer.out
+    answer = rlpto("forecast", "fit", "jobs.parquet", "--demand", "--end", "train", "-o", "f/demand.pt")
+    assert "f/demand.pt: demand fitted to 10,0" in answer.out
+    history = np.array([[1.0, 2.0]] * 30)
+    found = load_demand(folder / "f/demand.pt").begin(history, pd.Timestamp("2020-04-08").timestamp()).predict()
+    assert found.mean.shape == (3, 2)
+    assert (found.mean > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("jobs.parquet", "--demand", "--every", "10min"), ("--every: expected no such option with --demand",)),
+        (("counts.csv", "--demand", "--value", "jobs"), ("--value: expected no such option with --demand",)),
+        (("jobs.parquet", "--start", "2020-04-04"), ("--start: expected it only with --demand",)),
+        (("jobs.parquet", "--demand", "--start", "soon"), ("--start 'soon': expected a day such as 2017-12-01",)),
+        (("jobs.parquet", "--demand", "--start", "2020-05-01"), ("jobs.parquet: nothing between --start 2020-05-01",)),
+        (("jobs.parquet", "--demand", "--start", "2020-04-10"), ("jobs.parquet: demand of", "expected at least 1,455")),
+        (("counts.csv", "--demand"), ("counts.csv",)),
+        (("nothing.parquet", "--demand"), ("nothing.parquet: no such trace",)),
+    ],
+)
+def test_bad_input_for_demand_is_one_clear_line(
+    rlpto, folder: Path, words: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    rlpto("forecast", "backtest", *words).assert_refused(*parts)
+    rlpto("forecast", "fit", *words, "-o", "f").assert_refused()
+    assert not (folder / "runs").exists()
+    assert not (folder / "f").exists()
