@@ -16,6 +16,7 @@ from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import Job
 from rlpto.core.placement import take_packed
 from rlpto.core.records import AllocationChanges
+from rlpto.core.renting import RentedSettings
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.io.settings import Settings
@@ -56,7 +57,8 @@ class Node:
     """A machine: `gpus` of the kind `gpu`, and `cpus`, CPU slots, that it offers to jobs; `up`: whether it works.
 
     background, background_cpus: GPUs and CPU slots of these that other processes hold at the moment.
-    price: of a GPU that is held for an hour. spot: how its owner takes it away, None: it stays.
+    price: of a GPU that is held for an hour, or of a rented node's from request to return. spot: how its owner takes it
+    away, None: it stays. rented: how it is rented, None: it is always there.
     """
 
     gpus: int
@@ -67,6 +69,7 @@ class Node:
     background_cpus: int = 0
     price: float = 0.0
     spot: SpotSettings | None = None
+    rented: RentedSettings | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or self.cpus < 0:
@@ -130,6 +133,15 @@ class ClusterShape(tuple[Node, ...]):
     def kind_sizes(self) -> dict[str, int]:
         """GPUs of the largest node of every kind, by name."""
         return {kind: max(node.gpus for node in self if node.gpu == kind) for kind in self.kinds}
+
+    @cached_property
+    def rented_groups(self) -> tuple[IntArray, ...]:
+        """Numbers of the rented nodes of every group of nodes that are alike."""
+        alike: dict[Node, list[int]] = {}
+        for number, node in enumerate(self):
+            if node.rented is not None:
+                alike.setdefault(replace(node, up=True, background=0, background_cpus=0), []).append(number)
+        return tuple(np.array(group, dtype=np.int64) for group in alike.values())
 
     @cached_property
     def node_gpus(self) -> IntArray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -17,11 +18,11 @@ from rlpto.core.gpu_kinds import room_of
 from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.core.queue_order import UserService
 from rlpto.core.queues import Queue, QueueSettings
-from rlpto.core.records import INTERVAL, DecisionRecords, JobRecords, RunRecord
+from rlpto.core.records import INTERVAL, DecisionRecords, JobRecords, NodeRecords, RunRecord
 from rlpto.core.rewards import TERMS, RewardWeights, reward_terms
 from rlpto.core.sealed import SealedStates
 from rlpto.io.arrays import AnyArray
-from rlpto.io.errors import PolicyError
+from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.performance.solo import alone_bound, requested_seconds
 
 COPIED_COLUMNS = (
@@ -90,6 +91,21 @@ class DecisionLoop:
         return min(until, self._queue.stands_until(state))
 
 
+class NodeControl(Protocol):
+    """Decides how many nodes of a cluster are rented, such as a `rlpto.provisioning.control.RentedNodes`. due: s."""
+
+    due: float
+
+    def decide(self) -> None:
+        """Ask for nodes, or give some back, at `due`."""
+
+    def passed(self, passed: AnyArray) -> None:
+        """Take in what happened, [P] INTERVAL, since the cluster was last advanced."""
+
+    def records(self) -> NodeRecords:
+        """What was decided, and what followed."""
+
+
 def run(
     cluster: Cluster,
     policy: Policy,
@@ -99,16 +115,20 @@ def run(
     window: str = "",
     seed: int = 0,
     forecaster: Callable[[ClusterState], ClusterState] | None = None,
+    nodes: NodeControl | None = None,
     sealed: bool = False,
 ) -> RunRecord:
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
 
-    forecaster: see `DecisionLoop`, such as a new `rlpto.arrivals.online.StateForecaster`. sealed: the policy gets
+    forecaster: see `DecisionLoop`, such as a new `rlpto.arrivals.online.StateForecaster`. nodes: of the cluster, where
+    some are rented. sealed: the policy gets
     states that do not lead to the cluster, see `rlpto.core.sealed`.
 
     Raises PolicyError if the policy returns something that is not an allocation, changes which jobs there are, or lets
     jobs starve.
     """
+    if nodes is None and cluster.shape.rented_groups:
+        raise ConfigError("nodes of the cluster are rented: expected what decides on them, `nodes`")
     started = time.perf_counter()
     loop = DecisionLoop(cluster, queue_settings, forecaster)
     standing = policy if isinstance(policy, StandingPolicy) else None
@@ -118,6 +138,8 @@ def run(
     progress = ProgressWatch(cluster, policy.name)
     decide_at = -np.inf
     while not cluster.done:
+        if nodes is not None and cluster.time >= nodes.due:
+            nodes.decide()
         if cluster.active_jobs and (cluster.changed or cluster.time >= decide_at):
             asked = time.perf_counter()
             state = loop.state()
@@ -129,8 +151,10 @@ def run(
             allocation = loop.carry_out(state, wish, policy.name)
             log.decided(cluster, time.perf_counter() - asked, allocation)
             decide_at = loop.stands_until(state, standing, shown)
-        passed = cluster.advance(decide_at)
+        passed = cluster.advance(decide_at if nodes is None else min(decide_at, nodes.due))
         log.advanced(passed)
+        if nodes is not None:
+            nodes.passed(passed)
         progress.check(len(passed))
     return RunRecord(
         policy=policy.name,
@@ -141,6 +165,7 @@ def run(
         decisions=log.records(weights),
         changes=cluster.changes(),
         wall_seconds=time.perf_counter() - started,
+        rented=NodeRecords() if nodes is None else nodes.records(),
     )
 
 

@@ -180,11 +180,35 @@ class PolicySwitches:
 
 
 @dataclass(frozen=True)
+class NodeRecords:
+    """The rented nodes of a run, at every decision on their number, P of them; sums over all groups of nodes.
+
+    time: [P] s. wanted: [P] GPUs of the rented nodes that were wanted from then on. ready, booting: [P] GPUs of nodes
+        that could be used and that booted, just before. used: [P] GPUs that jobs held; those of nodes that are not
+        rented are among `ready` and `used`. foreseen: [P] GPUs beyond those held or waited for that were wanted.
+    late: [P] job-s in the minute that followed, beyond those that the work done in it takes with the GPUs asked for.
+    cost, idle_cost: [P] price of the rented nodes in that minute, and its part beyond the price of the GPUs asked for
+        during the work done.
+    """
+
+    time: FloatArray = field(default_factory=lambda: np.zeros(0))
+    wanted: FloatArray = field(default_factory=lambda: np.zeros(0))
+    ready: FloatArray = field(default_factory=lambda: np.zeros(0))
+    booting: FloatArray = field(default_factory=lambda: np.zeros(0))
+    used: FloatArray = field(default_factory=lambda: np.zeros(0))
+    foreseen: FloatArray = field(default_factory=lambda: np.zeros(0))
+    late: FloatArray = field(default_factory=lambda: np.zeros(0))
+    cost: FloatArray = field(default_factory=lambda: np.zeros(0))
+    idle_cost: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One policy on one window with one seed.
 
     policy: its name. window: name of the window. seed. capacity: GPUs of the cluster with all nodes up.
-    wall_seconds: how long the run took. switches: which policy decided when, if there were several.
+    wall_seconds: how long the run took. switches: which policy decided when, if there were several. rented: empty where
+    no nodes are rented.
     """
 
     policy: str
@@ -196,3 +220,4 @@ class RunRecord:
     changes: AllocationChanges
     wall_seconds: float
     switches: PolicySwitches = field(default_factory=PolicySwitches)
+    rented: NodeRecords = field(default_factory=NodeRecords)

@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from rlpto.core.jobs import PRIORITY_CLASSES
-from rlpto.core.records import JobRecords, RunRecord
+from rlpto.core.records import JobRecords, NodeRecords, RunRecord
+from rlpto.core.renting import TICK_S
 from rlpto.core.rewards import HOUR, REWARD_PARTS, TERMS, RewardWeights
 from rlpto.evaluation.timeline import run_span, step_integral, utilisation
 from rlpto.io.arrays import FloatArray, IntArray
@@ -55,6 +56,7 @@ METRICS: tuple[CellMetric, ...] = (
     _seconds("jct_p99", "JCT p99", "99th percentile of the JCTs of the jobs that finished."),
     _seconds("makespan", "makespan", "First submit to last finish; not defined while a job is unfinished."),
     _seconds("queueing_mean", "queue mean", "Mean time from submit to first GPU of the jobs that started."),
+    _seconds("queueing_p95", "queue p95", "95th percentile of that time."),
     *(
         _seconds(
             f"queueing_{name}",
@@ -79,6 +81,36 @@ METRICS: tuple[CellMetric, ...] = (
         "lower",
         "Price of the GPUs held by all jobs, by `price` of cluster.nodes; not defined where that is not set, and for "
         "real runs.",
+    ),
+    CellMetric(
+        "node_hours",
+        "node GPU-hours",
+        "GPU-h",
+        "lower",
+        "GPU-hours of nodes that could be used or booted; not defined where no nodes are rented.",
+    ),
+    CellMetric(
+        "idle_gpu_hours",
+        "idle GPU-hours",
+        "GPU-h",
+        "lower",
+        "GPU-hours of nodes that could be used while no job held them; not defined where no nodes are rented.",
+    ),
+    CellMetric(
+        "late_hours",
+        "late",
+        "job-h",
+        "lower",
+        "Job-hours in the system beyond those that the work done takes with the GPUs asked for, on as few nodes as "
+        "possible, and one start of each job; not defined where no nodes are rented.",
+    ),
+    CellMetric(
+        "idle_cost",
+        "idle cost",
+        "",
+        "lower",
+        "Price of the rented nodes beyond that of the GPUs asked for while that work is done; not defined where no "
+        "nodes are rented.",
     ),
     CellMetric("cost_per_job", "cost per job", "", "lower", "That price, divided by the number of finished jobs."),
     CellMetric(
@@ -224,6 +256,7 @@ def measure(record: RunRecord) -> dict[str, float]:
         "utilisation": float(utilisation(record, np.array([start, end]))[0]) if len(jct) else float("nan"),
         "gpu_hours": float(jobs.gpu_seconds.sum()) / HOUR,
         "cost": cost,
+        **node_metrics(record.rented),
         "cost_per_job": cost / finished if finished else float("nan"),
         "rescales_per_job": _mean(jobs.rescales.astype(np.float64)),
         "fairness_mean": _mean(rho),
@@ -292,7 +325,20 @@ def jct_metrics(jct: FloatArray) -> dict[str, float]:
 def queueing_metrics(priority: IntArray, waited: FloatArray) -> dict[str, float]:
     """Means of queueing delays [M] s, of all jobs and by priority class [M]."""
     by_class = {f"queueing_{name}": _mean(waited[priority == i]) for i, name in enumerate(PRIORITY_CLASSES)}
-    return {"queueing_mean": _mean(waited), **by_class}
+    return {"queueing_mean": _mean(waited), "queueing_p95": _percentile(waited, 95), **by_class}
+
+
+def node_metrics(rented: NodeRecords) -> dict[str, float]:
+    """Figures of rented nodes; NaN where there are none."""
+    if not len(rented.time):
+        return dict.fromkeys(("node_hours", "idle_gpu_hours", "late_hours", "idle_cost"), float("nan"))
+    hours = TICK_S / HOUR
+    return {
+        "node_hours": float((rented.ready + rented.booting).sum()) * hours,
+        "idle_gpu_hours": float((rented.ready - rented.used).sum()) * hours,
+        "late_hours": float(rented.late.sum()) / HOUR,
+        "idle_cost": float(rented.idle_cost.sum()),
+    }
 
 
 def _mean(values: FloatArray) -> float:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from rlpto import __version__
-from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, PolicySwitches, RunRecord
+from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, NodeRecords, PolicySwitches, RunRecord
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.io.arrays import AnyArray
@@ -295,7 +295,9 @@ def _unusable(path: Path, reason: str) -> CheckpointError:
 
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}
-_GROUPS |= {"switches": PolicySwitches}  # written only where policies were switched
+_OPTIONAL: dict[str, type] = {"switches": PolicySwitches, "rented": NodeRecords}
+"""Written only where policies were switched, and where nodes are rented."""
+_GROUPS |= _OPTIONAL
 _KINDS = {"IntArray": "i", "FloatArray": "f"}
 _EXPECTED = "a run record"
 _STRINGS = {"jobs.names", "jobs.models", "switches.policy"}
@@ -304,7 +306,7 @@ _STRINGS = {"jobs.names", "jobs.models", "switches.policy"}
 def save_record(record: RunRecord, path: Path) -> None:
     """Write a record to `path` (.npz), atomically. Raises CheckpointError if that fails."""
     arrays = {name: np.array(getattr(record, name)) for name in _SCALARS}
-    for group in (group for group in _GROUPS if group != "switches" or record.switches.policy):
+    for group in (group for group in _GROUPS if group not in _OPTIONAL or len(getattr(record, group).time)):
         part = getattr(record, group)
         for field in fields(part):
             value = getattr(part, field.name)

@@ -23,6 +23,8 @@ CLUSTER = np.dtype(
     [
         ("time", "f8"),
         ("next_toggle", "f8"),
+        ("next_rent", "f8"),
+        ("rent", "f8"),
         ("jobs", "i8"),
         ("arrived", "i8"),
         ("active", "i8"),
@@ -34,9 +36,10 @@ CLUSTER = np.dtype(
     ],
     align=True,
 )
-"""One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those that have
-arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or finished or a node changed
-in the last advance; logged: entries in the log; seed of its nodes' failures."""
+"""One cluster: time [s], next_toggle [s] (next failure or repair of any node), next_rent [s] (next decision on rented
+nodes; infinity: there are none; before the first advance -1), rent (price of all rented nodes for a second), jobs in
+its workload, those that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived
+or finished or a node changed in the last advance; logged: entries in the log; seed of its nodes' failures."""
 
 NODE = np.dtype(
     [
@@ -57,6 +60,24 @@ NODE = np.dtype(
 number, mean time between failures [s] (0: it never fails); of a spot node mean time until it is reclaimed (0: it is
 none) and back, and notice [s]; price of a GPU for a second. Or what other processes hold of a node: when they free it
 [s], GPUs, 0 until then, 0, number of the node, and zeros."""
+
+RENTAL = np.dtype(
+    [
+        ("group", "i8"),
+        ("kind", "i8"),
+        ("asked", "f8"),
+        ("empty_since", "f8"),
+        ("boot", "f8"),
+        ("spread", "f8"),
+        ("idle", "f8"),
+        ("minimum", "f8"),
+        ("price", "f8"),
+    ],
+    align=True,
+)
+"""How one node is rented: number of its group (-1: it is always there) and of its kind of GPU, when it was asked for
+[s] (infinity: it is not rented), and first found without jobs (infinity: it has some); the settings [s]; and the price
+of all its GPUs for a second."""
 
 CHANGE = np.dtype([("time", "f8"), ("accuracy", "f8"), ("job", "i8"), ("gpus", "i8")], align=True)
 """A change of a job's GPUs, see `rlpto.core.records.AllocationChanges`."""
@@ -95,6 +116,8 @@ class World(NamedTuple):
     clusters: [B] CLUSTER. active: [B, M] numbers of the active jobs, in order of submission.
     sums: [B] `core.records.INTERVAL` since the last decision point. machines: [B, N + H] NODE: nodes, and behind them
     what other processes hold of them.
+    rentals: [B, N] RENTAL, or [B, 0] where no node is rented. worked: [B, M] seconds that what each job had done at the
+    latest decision on nodes takes with the GPUs it asked for; likewise [B, 0].
     free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
     rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.
     types: [T] `rlpto.performance.tables.TYPE`. rules: [1] RULES.
@@ -107,6 +130,8 @@ class World(NamedTuple):
     active: IntArray
     sums: AnyArray
     machines: AnyArray
+    rentals: AnyArray
+    worked: FloatArray
     free: IntArray
     log: AnyArray
     rates: FloatArray
@@ -148,12 +173,12 @@ def build_world(
     node_gpus = node_gpus - np.bincount(freed["node"], freed["size"], nodes).astype(np.int64)
     clusters = np.zeros(batch, dtype=CLUSTER)
     clusters["jobs"] = count
-    clusters["capacity"] = node_gpus.sum()
+    clusters["next_rent"] = np.inf
     clusters["next_toggle"] = freed["toggle_at"].min(initial=np.inf)
     clusters["seed"] = seed + np.arange(batch)
     machines = np.zeros((batch, nodes + len(freed)), dtype=NODE)
     machines["size"][:, :nodes] = node_gpus
-    machines["up"][:, :nodes] = 1
+    machines["up"][:, :nodes] = [node.up or node.rented is None for node in shape]
     machines["toggle_at"][:, :nodes] = np.inf
     machines["node"][:, :nodes] = np.arange(nodes)
     machines["mtbf"][:, :nodes] = [3600.0 * settings.failures.node_mtbf(gpus) for gpus in all_gpus]
@@ -163,6 +188,13 @@ def build_world(
             machines["spot"][:, n], machines["away"][:, n] = 3600.0 * spot.mean_hours, 3600.0 * spot.away_hours
             machines["notice"][:, n] = spot.notice_seconds
     machines[:, nodes:] = freed
+    free = node_gpus * machines["up"][:, :nodes]
+    clusters["capacity"] = free.sum(axis=1)
+    rentals = np.zeros((batch, nodes if shape.rented_groups else 0), dtype=RENTAL)
+    if shape.rented_groups:
+        rentals[:] = rental_records(shape)
+        clusters["next_rent"], clusters["rent"] = -1.0, (rentals["price"] * np.isfinite(rentals["asked"])).sum(axis=1)
+        machines["price"][:, :nodes][:, rentals["group"][0] >= 0] = 0.0  # it is paid whether jobs hold it or not
     rules = compile_rules(settings, follow_accuracy)
     rules["may_fail"] = settings.failures.on or machines["spot"].any()
     rules["priced"] = machines["price"].any()
@@ -173,7 +205,9 @@ def build_world(
         active=np.zeros((batch, max(count, 1)), dtype=np.int64),
         sums=np.zeros(batch, dtype=INTERVAL),
         machines=machines,
-        free=np.tile(node_gpus, (batch, 1)),
+        rentals=rentals,
+        worked=np.zeros((batch, count if shape.rented_groups else 0)),
+        free=free,
         log=np.zeros((batch, 4 * count + 64 if keep_log else 0), dtype=CHANGE),
         rates=np.ascontiguousarray(tables.rates),
         elapsed=np.ascontiguousarray(tables.elapsed),
@@ -185,6 +219,23 @@ def build_world(
         rules=rules,
         scratch=np.zeros(max(count, 1), dtype=np.int64),
     )
+
+
+def rental_records(shape: ClusterShape) -> AnyArray:
+    """[N] RENTAL of a cluster's nodes at second 0, when those that are up have been rented."""
+    records = np.zeros(len(shape), dtype=RENTAL)
+    records["group"], records["empty_since"] = -1, np.inf
+    records["asked"], records["kind"] = np.inf, shape.node_kinds
+    for number, group in enumerate(shape.rented_groups):
+        records["group"][group] = number
+    for record, node in zip(records, shape, strict=True):
+        if (rented := node.rented) is not None:
+            record["asked"] = 0.0 if node.up else np.inf
+            record["price"] = node.gpus * node.price / 3600.0
+            for name in ("boot", "idle", "minimum"):
+                record[name] = getattr(rented, name)
+            record["spread"] = rented.boot_spread
+    return records
 
 
 def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
@@ -199,7 +250,10 @@ def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
         active = np.zeros((1, room), dtype=np.int64)
         active[:, : world.active.shape[1]] = world.active
         log = np.zeros((1, 4 * room + 64), dtype=CHANGE)
-        world = world._replace(nodes=nodes, active=active, log=log, scratch=np.zeros(room, dtype=np.int64))
+        worked = np.zeros((1, room if world.worked.shape[1] else 0))
+        worked[:, : world.worked.shape[1]] = world.worked
+        parts = {"nodes": nodes, "active": active, "log": log, "worked": worked}
+        world = world._replace(**parts, scratch=np.zeros(room, dtype=np.int64))
     world.clusters["jobs"] = count
     return world._replace(jobs=jobs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import Job
 from rlpto.core.records import INTERVAL, AllocationChanges
+from rlpto.core.renting import LOOK
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.knowledge.known import TRUTH, Knowledge
@@ -32,6 +34,7 @@ from rlpto.simulator.failures import noticed
 from rlpto.simulator.job_kernels import take_row
 from rlpto.simulator.kernels import advance_until, apply_and_look, begin, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
+from rlpto.simulator.renting import look_at_nodes, rent, work_done
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 LONGEST_RUN = 256
@@ -101,6 +104,7 @@ class SimulatedCluster:
             background=self._background,
         )
         self._may_fail = bool(self._world.rules["may_fail"][0])  # asked several times a decision
+        self._may_change = self._may_fail or bool(shape.rented_groups)
         self._logs: list[AnyArray] = []
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
@@ -142,7 +146,7 @@ class SimulatedCluster:
     def shape(self) -> ClusterShape:
         """The nodes as they are now, in the order they were given in."""
         nodes = len(self._shape)
-        if self._may_fail:
+        if self._may_change:
             up = self._world.machines["up"][0, :nodes] == 1
             if not np.array_equal(up, [node.up for node in self._shape]):
                 self._shape = self._shape.with_up(up)
@@ -163,6 +167,29 @@ class SimulatedCluster:
         table, notices = self.table_of(active), self.leaves_in if self._may_fail else None
         interval = self._settings.interval
         return ClusterState(self.time, table, self.shape, interval, placement=self.placement, notices=notices)
+
+    def rent(self, nodes: IntArray) -> None:
+        """Ask for rented nodes, or give some back, until there are nodes[g] of every group of `shape.rented_groups`.
+
+        To be called at `next_rent`.
+        """
+        rent(self._world, 0, nodes)
+        self._see(outlook(self._world, 0))
+
+    @property
+    def next_rent(self) -> float:
+        """Time [s] of the next decision on the number of rented nodes; infinity where none may be rented."""
+        return float(self._world.clusters["next_rent"][0])
+
+    def look_at_nodes(self) -> AnyArray:
+        """[G] `rlpto.core.renting.LOOK` of the groups of rented nodes."""
+        seen = np.zeros(len(self._shape.rented_groups), dtype=LOOK)
+        look_at_nodes(self._world, 0, seen)
+        return seen
+
+    def work_done(self) -> tuple[float, float]:
+        """See `rlpto.simulator.renting.work_done`."""
+        return work_done(self._world, 0)
 
     def leaves_in(self) -> FloatArray:
         """[N] seconds until spot nodes are reclaimed, from their notice on; infinity elsewhere."""
@@ -325,6 +352,7 @@ class ResumedCluster(SimulatedCluster):
     ) -> None:
         check_jobs_fit((), shape.up_gpus)
         settings = settings.model_copy(update={"failures": FailureSettings()})
+        shape = ClusterShape(replace(node, rented=None) for node in shape)
         self._set_up(shape, jobs, store, tables, settings, 0, TRUTH)
         take_up_all(self._world, time, shape, placement)
         self._see(outlook(self._world, 0))

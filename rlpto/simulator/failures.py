@@ -63,6 +63,8 @@ def schedule_failures(w: World, b: int) -> None:
         machine = w.machines[b, node]  # its toggles are 0 yet; a literal would be compiled apart
         if rules.lemon_share > 0.0 and uniform(cluster.seed, node, machine.toggles + LEMON) < rules.lemon_share:
             machine.mtbf /= rules.lemon_factor
+        if not machine.up:  # it may be rented later, and fail then
+            continue
         first = next_toggle_after(0.0, mean_time_up(machine), cluster.seed, node, machine.toggles)
         machine.toggle_at = first
         cluster.next_toggle = min(cluster.next_toggle, first)
@@ -100,6 +102,11 @@ def toggle_nodes(w: World, b: int) -> None:
             machine.up = 0
             w.free[b, node] = 0
             cluster.capacity -= machine.size
+            if w.rentals.shape[1] > 0:
+                end_rental(w, b, node)
+        elif w.rentals.shape[1] > 0 and w.rentals[b, node].group >= 0 and w.rentals[b, node].asked == np.inf:
+            machine.toggle_at = np.inf  # it is repaired, and may be asked for
+            continue
         else:
             cluster.changed = 1
             machine.up = 1
@@ -114,6 +121,16 @@ def toggle_nodes(w: World, b: int) -> None:
     cluster.next_toggle = np.inf
     for node in range(w.machines.shape[1]):
         cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
+
+
+@helper()
+def end_rental(w: World, b: int, node: int) -> None:
+    """A node that is rented is paid no longer, but for what is missing of the least time that is."""
+    rental, cluster = w.rentals[b, node], w.clusters[b]
+    if rental.group >= 0 and rental.asked < np.inf:
+        cluster.rent -= rental.price
+        w.sums[b].cost += rental.price * max(0.0, rental.minimum - (cluster.time - rental.asked))
+        rental.asked = rental.empty_since = np.inf
 
 
 @kernel(inline="always")

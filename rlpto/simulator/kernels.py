@@ -10,6 +10,7 @@ import numpy as np
 
 from rlpto.core.cluster import ClusterShape, Placement
 from rlpto.core.jobs import curve_at
+from rlpto.core.renting import TICK_S
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import helper, kernel
 from rlpto.simulator.allocating import apply_allocation
@@ -152,8 +153,8 @@ def next_decision(w: World, b: int) -> float:
         return np.inf
     tick = tick_after(cluster.time, interval)
     if not w.rules[0].on_events:
-        return float(max(tick, tick_from(arrival, interval)) if idle else tick)
-    event = min(arrival, cluster.next_toggle)
+        return float(min(cluster.next_rent, max(tick, tick_from(arrival, interval)) if idle else tick))
+    event = min(arrival, cluster.next_toggle, cluster.next_rent)
     jobs, active = w.jobs[b], w.active[b]
     for i in range(cluster.active):
         event = min(event, jobs[active[i]].finish_at)
@@ -181,6 +182,8 @@ def advance(w: World, b: int) -> None:
     """Run cluster b to its next decision, or to the time limit where that is earlier."""
     cluster = w.clusters[b]
     cluster.changed = 0
+    if cluster.next_rent <= cluster.time:  # at the beginning; or nobody has decided
+        cluster.next_rent = 0.0 if cluster.next_rent < 0.0 else tick_after(cluster.time, TICK_S)
     w.sums[b].start = w.sums[b].end = cluster.time
     while True:
         due = min(next_decision(w, b), w.rules[0].limit)
@@ -190,6 +193,7 @@ def advance(w: World, b: int) -> None:
         until = min(due, max(cluster.next_toggle, cluster.time))
         if w.rules[0].follow_accuracy:
             follow_accuracy(w, b, until)
+        w.sums[b].cost += cluster.rent * (until - cluster.time)
         train_jobs(w, b, until)
         if cluster.next_toggle <= until:
             toggle_nodes(w, b)

@@ -1,0 +1,199 @@
+"""Rented nodes, compiled: they are asked for, boot, and are given back; and what is seen of them once a minute."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlpto.core.renting import TICK_S
+from rlpto.io.arrays import AnyArray, IntArray
+from rlpto.io.compiled import helper, kernel
+from rlpto.io.draws import uniform
+from rlpto.simulator.allocating import gpus_on
+from rlpto.simulator.arrays import World
+from rlpto.simulator.failures import end_rental
+from rlpto.simulator.job_kernels import log_change, stop_running, work_seconds
+from rlpto.simulator.kernels import tick_after
+
+BOOT, ANGLE = 2**59, 2**58
+"""Added to the count, so that draws of boot times are not those of a node's failures."""
+
+
+@kernel()
+def rent(w: World, b: int, wanted: IntArray) -> bool:
+    """Ask for nodes of cluster b, or give them back, until group g has wanted[g] of them, as far as that is possible.
+
+    A node that is out of order cannot be asked for. Only nodes without jobs are given back, or ones that boot, and none
+    before its least time; the latest to be asked for first. Where none of these is left, jobs move: see `to_drain`.
+    Returns whether jobs have been stopped.
+    """
+    cluster, stopped = w.clusters[b], False
+    cluster.next_rent = tick_after(cluster.time, TICK_S)
+    for group in range(len(wanted)):
+        there = 0
+        for node in range(w.rentals.shape[1]):
+            there += w.rentals[b, node].group == group and w.rentals[b, node].asked < np.inf
+        for node in range(w.rentals.shape[1]):
+            rental, machine = w.rentals[b, node], w.machines[b, node]
+            if rental.group != group:
+                continue
+            if rental.asked == np.inf and machine.toggle_at == np.inf and there < wanted[group]:
+                ask_for(w, b, node)
+                there += 1
+            elif machine.up == 0 or w.free[b, node] < machine.size:
+                rental.empty_since = np.inf
+            else:
+                rental.empty_since = min(rental.empty_since, cluster.time)
+        while there > wanted[group]:
+            node = to_give_back(w, b, group)
+            if node < 0:
+                node = to_drain(w, b, group)
+                if node < 0:
+                    break
+                stop_jobs_on(w, b, node)
+                stopped = True
+            give_back(w, b, node)
+            there -= 1
+    cluster.next_toggle = np.inf
+    for node in range(w.machines.shape[1]):
+        cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
+    return stopped
+
+
+@helper()
+def ask_for(w: World, b: int, node: int) -> None:
+    """Rent a node: it boots, and is up after a time that is lognormal."""
+    cluster, rental, machine = w.clusters[b], w.rentals[b, node], w.machines[b, node]
+    machine.toggles += 1
+    boot = rental.boot
+    if rental.spread > 0.0:
+        first = uniform(cluster.seed, node, machine.toggles + BOOT)
+        angle = uniform(cluster.seed, node, machine.toggles + ANGLE)
+        boot *= np.exp(rental.spread * np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * np.pi * angle))
+    rental.asked = cluster.time
+    machine.toggle_at = cluster.time + boot
+    cluster.rent += rental.price
+
+
+@helper()
+def to_give_back(w: World, b: int, group: int) -> int:
+    """The node of a group that may be given back and was asked for last; -1: none may."""
+    found, latest, now = -1, -np.inf, w.clusters[b].time
+    for node in range(w.rentals.shape[1]):
+        rental = w.rentals[b, node]
+        if rental.group != group or rental.asked == np.inf or now - rental.asked < rental.minimum:
+            continue
+        boots = w.machines[b, node].up == 0
+        if (boots or now - rental.empty_since >= rental.idle) and rental.asked >= latest:
+            found, latest = node, rental.asked
+    return found
+
+
+@helper()
+def to_drain(w: World, b: int, group: int) -> int:
+    """The node of a group with fewest GPUs held, if as many are free elsewhere and no node is empty; -1: none."""
+    found, fewest, free, now, kind = -1, np.int64(2**40), 0, w.clusters[b].time, -1
+    for node in range(w.rentals.shape[1]):
+        if w.rentals[b, node].group == group:
+            kind = w.rentals[b, node].kind
+    for node in range(w.rentals.shape[1]):
+        rental, machine = w.rentals[b, node], w.machines[b, node]
+        if machine.up == 0 or rental.kind != kind:
+            continue
+        free += w.free[b, node]
+        held = machine.size - w.free[b, node]
+        if rental.group == group and held == 0:
+            return -1  # it is given back once it has been idle for long enough
+        if rental.group == group and now - rental.asked >= rental.minimum and 0 < held < fewest:
+            found, fewest = node, held
+    if found >= 0 and free - w.free[b, found] >= fewest:
+        return found
+    return -1
+
+
+@helper()
+def stop_jobs_on(w: World, b: int, node: int) -> None:
+    """Stop the jobs that hold GPUs of a node; they lose nothing, and wait for others."""
+    for i in range(w.clusters[b].active):
+        j = w.active[b, i]
+        if gpus_on(w.nodes[b, j], w.jobs[b, j].gpus, node) > 0:
+            stop_running(w, b, j, w.clusters[b].time)
+            log_change(w, b, j, w.clusters[b].time)
+
+
+@helper()
+def give_back(w: World, b: int, node: int) -> None:
+    """Return a node without jobs, or one that boots."""
+    cluster, machine = w.clusters[b], w.machines[b, node]
+    end_rental(w, b, node)
+    machine.toggle_at = np.inf
+    if machine.up:
+        machine.up = 0
+        w.free[b, node] = 0
+        cluster.capacity -= machine.size
+        cluster.changed = 1
+
+
+@kernel()
+def work_done(w: World, b: int) -> tuple[float, float]:
+    """What the jobs of cluster b have done since this was last asked.
+
+    Seconds that it takes with the GPUs that each asked for, on as few nodes as possible, and the price of those GPUs
+    for that time. What is left of the jobs' time in the system, and of the money, depends on the nodes.
+    """
+    seconds, money, size, price = 0.0, 0.0, np.int64(1), 0.0
+    for node in range(w.rentals.shape[1]):
+        size = max(size, w.machines[b, node].size)
+        if w.rentals[b, node].group >= 0:
+            price = max(price, w.rentals[b, node].price / max(w.machines[b, node].size, 1))
+    for j in range(w.clusters[b].arrived):
+        job = w.jobs[b, j]
+        spans = min((job.requested_gpus + size - 1) // size, w.row.shape[1])
+        row = w.row[job.type_index, spans - 1, job.requested_gpus]
+        done = work_seconds(w.rates, w.elapsed, row, job.progress) / job.scale
+        if job.start_time == job.start_time:
+            done += w.types[job.type_index].delay
+        seconds += done - w.worked[b, j]
+        money += (done - w.worked[b, j]) * job.requested_gpus * price
+        w.worked[b, j] = done
+    return seconds, money
+
+
+@kernel()
+def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
+    """Fill out [G] `rlpto.core.renting.LOOK` with what is seen of the groups of rented nodes of cluster b.
+
+    Nodes and jobs of a GPU type count to the first group of that type; where there is one group, all count to it.
+    """
+    cluster, groups = w.clusters[b], len(out)
+    for g in range(groups):
+        out[g].used = out[g].ready = out[g].booting = out[g].soon = out[g].own = 0.0
+        out[g].waiting = out[g].waiting_jobs = out[g].largest = 0.0
+    for node in range(w.rentals.shape[1]):
+        rental, machine = w.rentals[b, node], w.machines[b, node]
+        seen = out[rental.group if rental.group >= 0 else group_of(w, b, rental.kind, groups)]
+        if machine.up:
+            seen.ready += machine.size
+            seen.used += machine.size - w.free[b, node]
+            if rental.group < 0:
+                seen.own += machine.size
+        elif rental.asked < np.inf:
+            seen.booting += machine.size
+            if cluster.time - rental.asked >= rental.boot * 2.0 / 3.0:
+                seen.soon += machine.size
+    for i in range(cluster.active):
+        job = w.jobs[b, w.active[b, i]]
+        seen = out[group_of(w, b, w.types[job.type_index].kind, groups)]
+        if job.gpus == 0:
+            seen.waiting += job.requested_gpus
+            seen.waiting_jobs += 1.0
+            seen.largest = max(seen.largest, float(job.requested_gpus))
+
+
+@helper()
+def group_of(w: World, b: int, kind: int, groups: int) -> int:
+    """The first group of rented nodes with a kind of GPU; 0 where there is none."""
+    if groups > 1:
+        for node in range(w.rentals.shape[1]):
+            if w.rentals[b, node].kind == kind and w.rentals[b, node].group >= 0:
+                return int(w.rentals[b, node].group)
+    return 0
