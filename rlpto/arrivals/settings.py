@@ -27,6 +27,9 @@ class ForecastSettings(Settings):
     model: ConfigPath | None = None
     """on: file that `rlpto forecast fit` has written, which implies mode on; null: exponential smoothing, which needs
     no fit."""
+    demand: ConfigPath | None = None
+    """Where nodes are rented: file that `rlpto forecast fit --demand` has written; null: forecasts of demand by the
+    minute are fitted on what the trace has before the validation windows."""
     every: str = "10min"
     """Length of a step, such as 10min or 1h; that of the model, if there is one."""
     horizon: int = Field(6, ge=1, le=1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from rlpto.agents.settings import AgentSettings
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import BackgroundLoad, ClusterShape, Node, SpotSettings
 from rlpto.core.queues import QueueSettings
+from rlpto.core.renting import RentedSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import ConfigError, nearest
@@ -25,7 +27,7 @@ from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMet
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
 from rlpto.performance.tables import ONE_KIND
-from rlpto.policies.spec import CODE_ENDING, parse_spec
+from rlpto.policies.spec import CODE_ENDING, PROVISION, parse_spec
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.listed import JobClass, ListedJob
@@ -59,19 +61,28 @@ def _expand_spec(value: object, info: ValidationInfo) -> object:
         raise ValueError(str(wrong)) from None
 
 
+def _expand_provisioner(value: object, info: ValidationInfo) -> object:
+    """Likewise for the spec of a provisioner."""
+    if not isinstance(value, str):
+        return value
+    kind = TypedOnCommandLine if isinstance(value, TypedOnCommandLine) else str
+    return str(_expand_spec(kind(f"any{PROVISION}{value}"), info)).removeprefix(f"any{PROVISION}")
+
+
 def _one_or_more(value: object) -> object:
     return (value,) if isinstance(value, str | Path) else value
 
 
 NameOrPath = Annotated[str, BeforeValidator(_expand_name_or_path)]
 PolicySpec = Annotated[str, BeforeValidator(_expand_spec)]
+ProvisionerSpec = Annotated[str, BeforeValidator(_expand_provisioner)]
 
 
 class NodeGroup(Settings):
     """Nodes that are alike."""
 
-    count: int = Field(1, ge=1, le=100_000)
-    """How many nodes there are of this kind."""
+    count: int = Field(1, ge=0, le=100_000)
+    """How many nodes of this kind are always there; 0 only where others are rented, and the default there."""
     gpus: int = Field(4, ge=1, le=1024)
     """GPUs of each."""
     cpus: int = Field(0, ge=0, le=10_000)
@@ -79,9 +90,34 @@ class NodeGroup(Settings):
     gpu: LowerCase = Field(ONE_KIND, min_length=1)
     """Their kind of GPU, in lower case."""
     price: float = Field(0.0, ge=0, le=10**9)
-    """Price of a GPU that a job holds for an hour, in any currency. Policies see it."""
+    """Price of a GPU that a job holds for an hour, in any currency; of rented nodes all GPUs cost it from request to
+    return. Policies see it."""
     spot: SpotSettings | None = None
     """Nodes that are taken away now and then, in simulation; null: they stay."""
+    rented: RentedSettings | None = None
+    """Further nodes of this kind, which are asked for and given back as `provision` says; null: none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rented_alone(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("rented") is not None and "count" not in given:
+            return {**given, "count": 0}
+        return given
+
+    @model_validator(mode="after")
+    def _is_there(self) -> NodeGroup:
+        if self.count == 0 and self.rented is None:
+            raise ValueError("count: 0 nodes, and none rented: expected 1 or more")
+        return self
+
+    @property
+    def machines(self) -> list[Node]:
+        """The nodes of the group; those that may be rented come last, and only `least` of them are up."""
+        own = Node(self.gpus, self.cpus, self.gpu, price=self.price, spot=self.spot)
+        if (rented := self.rented) is None:
+            return [own] * self.count
+        node = replace(own, rented=rented)
+        return [own] * self.count + [replace(node, up=number < rented.least) for number in range(rented.most)]
 
 
 class ClusterSettings(Settings):
@@ -92,12 +128,8 @@ class ClusterSettings(Settings):
 
     @property
     def shape(self) -> ClusterShape:
-        """The machines one by one, all of them up."""
-        return ClusterShape(
-            Node(group.gpus, group.cpus, group.gpu, price=group.price, spot=group.spot)
-            for group in self.nodes
-            for _ in range(group.count)
-        )
+        """The machines one by one, all of them up but those that may be rented."""
+        return ClusterShape(node for group in self.nodes for node in group.machines)
 
 
 class WorkloadSettings(Settings):
@@ -261,6 +293,9 @@ class Config(Settings):
     """How time passes, when decisions are due, and what a rescale costs."""
     ray: RaySettings = RaySettings()
     """Real jobs on a Ray cluster."""
+    provision: ProvisionerSpec = "reactive"
+    """Decides how many nodes are rented where `cluster.nodes` says that they are: `name` or `name:option=value,...`,
+    for policies that name none (index@average:factor=2)."""
     policies: tuple[PolicySpec, ...] = Field(("fifo", "srtf", "las"), min_length=1)
     """Policies to evaluate: `name` or `name:option=value,...`, as `rlpto policies` lists them."""
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -30,7 +30,7 @@ from rlpto.experiments.run_folder import (
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import file_there, write_text
 from rlpto.io.terminal import say
-from rlpto.policies.spec import parse_spec, policy_label
+from rlpto.policies.spec import PROVISION, parse_spec, policy_label
 from rlpto.workloads.trace import lacking_types
 
 
@@ -45,13 +45,14 @@ def jobs_of_file(file: Path) -> list[str]:
 def with_agents(config: Config, run: Path) -> Config:
     """The configuration with the agents of a run among its policies, in front. Raises ConfigError for a path that no
     policy can name."""
-    if set(str(run)) & set(",>[]{}"):
-        raise ConfigError(f"{run}: expected a path without , > and brackets, which end a policy's options: rename it")
+    if set(str(run)) & set(",>@[]{}"):
+        raise ConfigError(f"{run}: expected a path without , > @ and brackets, which end a policy's options: rename it")
     specs = []
+    allocates = f"{parse_spec(config.policies[0]).first}{PROVISION}" if config.agent.learns == "nodes" else ""
     for folder in members(run):
         run_file(folder)
         label = "agent" if folder == run else f"agent-{folder.name.removeprefix('seed-')}"
-        specs.append(f"agent:label={label},run={folder}")
+        specs.append(f"{allocates}agent:label={label},run={folder}")
     return config.model_copy(update={"policies": (*specs, *config.policies)})
 
 

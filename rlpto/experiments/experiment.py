@@ -5,7 +5,9 @@ The only place, with the command line, that knows all packages.
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -20,10 +22,13 @@ from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
 from rlpto.core.policy import LookaheadPolicy, Policy, chooses, naming_line, reads_speeds
 from rlpto.core.records import RunRecord
+from rlpto.core.renting import TICK_S
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config, KnowledgeSettings
 from rlpto.experiments.run_folder import files_digest, outcome_of
 from rlpto.experiments.window_traces import WindowTraces
+from rlpto.forecasting.demand import DemandForecaster, load_demand
+from rlpto.forecasting.series import ForecastError
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
 from rlpto.knowledge.known import AS_POLLUX, BatchCache, Knowledge
@@ -37,7 +42,12 @@ from rlpto.planning.predictor import prediction_settings
 from rlpto.policies.pollux.policy import Pollux
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.policies.spec import PROVISION, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
+from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.control import RentedNodes
+from rlpto.provisioning.demand import Demand, demand_of, minute_counts
+from rlpto.provisioning.registry import make_provisioner
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.workloads.listed import listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
@@ -243,21 +253,82 @@ class Experiment:
 
         return make_policy(spec, informed)
 
-    def run_policy(self, policy: Policy, window: str, seed: int, *, sealed: bool = False) -> RunRecord:
-        """Let a policy schedule the jobs of a window. sealed: see `rlpto.core.loop.run`."""
+    def provisioner(self, spec: str) -> Provisioner:
+        """The provisioner that a policy's spec names, else that of the config. Raises ConfigError."""
+        own = parse_spec(spec).provisioner if spec else None
+        named = own or parse_spec(f"any{PROVISION}{self.config.provision}").provisioner
+        assert named is not None
+        return make_provisioner(named)
+
+    def check_renting(self) -> None:
+        """Raise ConfigError where an agent could not learn how many nodes to rent."""
+        config = self.config
+        if not self.shape.rented_groups:
+            raise ConfigError("agent.learns nodes: no nodes are rented; expected `rented` in cluster.nodes")
+        if config.reward.money == 0 or not any(node.price for node in self.shape if node.rented is not None):
+            raise ConfigError(
+                "agent.learns nodes: rented nodes cost nothing; expected reward.money and a price of nodes above 0"
+            )
+
+    def rented_nodes(self, cluster: SimulatedCluster, spec: str, window: str) -> RentedNodes | None:
+        """What decides on the rented nodes of a run on a window; None where none may be rented."""
+        if not self.shape.rented_groups:
+            return None
+        provisioner, demand = self.provisioner(spec), self.demand(window, cluster.jobs)
+        return RentedNodes(cluster, provisioner, demand, self.demand_forecasts(provisioner, demand))
+
+    def demand_forecasts(self, provisioner: Provisioner, demand: Demand) -> FloatArray | None:
+        """What is forecast of a window's demand; None where the provisioner needs no forecast."""
+        if not getattr(provisioner, "forecasts", False):
+            return None
+        node = self.shape[int(self.shape.rented_groups[0][0])]
+        assert node.rented is not None
+        return demand.forecasts(self.demand_forecaster, node.rented.boot)
+
+    @cached_property
+    def demand_forecaster(self) -> DemandForecaster:
+        """Forecasts demand by the minute: that of `forecast.demand`, else fitted on what comes before the validation
+        windows. Raises ConfigError for an unusable file, ForecastError for less than a day of demand."""
+        if (path := self.config.forecast.demand) is not None:
+            try:
+                return load_demand(path)
+            except ForecastError as wrong:
+                raise ConfigError(f"forecast.demand: {wrong}") from None
+        submit, gpus, end, start = self.traces.learnt_demand()
+        counts = minute_counts(submit, gpus, np.zeros(len(gpus), np.int64), 1, int(end / TICK_S))[0]
+        return DemandForecaster(seed=self.config.seed).fit(counts, start)
+
+    def demand(self, window: str, jobs: Sequence[Job]) -> Demand:
+        """What the jobs of a window ask for by the minute, and what was asked for before it."""
+        cut, traces = self.traces.by_name[window].window, self.traces
+        minutes = math.ceil((cut.end - cut.start) / TICK_S)
+        return demand_of(jobs, minutes, self.shape, traces.day_before(cut), traces.local_start(cut))
+
+    def run_policy(self, policy: Policy, window: str, seed: int, *, spec: str = "", sealed: bool = False) -> RunRecord:
+        """Let a policy schedule the jobs of a window.
+
+        spec: of the policy, which may name the provisioner. sealed: see `rlpto.core.loop.run`.
+        """
         cluster = self.cluster(window, seed, policy)
         cut = self.traces.by_name[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut)
         queue, reward = self.config.queue, self.config.reward
         with naming_line(policy.name, policy):
-            record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster, sealed=sealed)
+            record = run(
+                *(cluster, policy, queue, reward),
+                window=window,
+                seed=seed,
+                forecaster=forecaster,
+                nodes=self.rented_nodes(cluster, spec, window),
+                sealed=sealed,
+            )
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
     def run_cell(self, cell: Cell, *, sealed: bool = False) -> RunRecord:
         """Run one cell of an evaluation. Raises ConfigError if files of its policy have changed since it was listed."""
         if cell.files and cell.files != files_digest(cell.policy):
             raise ConfigError(f"policy {cell.policy}: its files have changed while it was evaluated; run it again")
-        return self.run_policy(self.policy(cell.policy), cell.window, cell.seed, sealed=sealed)
+        return self.run_policy(self.policy(cell.policy), cell.window, cell.seed, spec=cell.policy, sealed=sealed)
 
     @cached_property
     def forecasts(self) -> WindowForecasts | None:

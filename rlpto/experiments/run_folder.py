@@ -206,8 +206,15 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
 
     traces: trace files by split. Raises ConfigError if a file cannot be read.
     """
-    off = {"forecast": config.forecast.mode == "off", "ray": not config.ray.programs and config.ray.arrivals == 1}
+    rented = any(group.rented is not None for group in config.cluster.nodes)
+    off = {
+        "forecast": config.forecast.mode == "off",
+        "ray": not config.ray.programs and config.ray.arrivals == 1,
+        "provision": not rented,
+    }
     settings = deciding(config, Result.CELL, [key for key, unused in off.items() if unused])
+    for group in () if rented else settings["cluster"]["nodes"]:
+        del group["rented"]  # results of earlier versions stay
     settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})
     if config.workload.source == "synthetic" and "/" in config.workload.calibration:
         settings["workload"]["calibration"] = digest(Path(config.workload.calibration))

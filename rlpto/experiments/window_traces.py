@@ -17,7 +17,7 @@ from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.experiments.config import Config
 from rlpto.forecasting.series import MONDAY, local_seconds
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
@@ -216,16 +216,44 @@ class WindowTraces:
     def past(self, window: Window) -> Past:
         """Jobs submitted before a window, at the load of the windows; none if files are the windows."""
         mapping, step = self._config.workload.mapping, self._config.forecast.step
-        origin, usual = self.by_name[window.name].trace.origin, np.array(mapping.priority_shares)
-        # Without local times, second 0 of the trace counts as midnight, as `rlpto forecast` does.
-        unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
-        start = unknown if origin is None else local_seconds(origin)
+        usual, start = np.array(mapping.priority_shares), self.local_start(window)
         if self._config.workload.source in ("files", "jobs", "frozen"):
             return Past(np.zeros((0, len(usual))), usual, start)
         trace, _, _ = self._scaled
         if mapping.mode != "given":
             trace = trace.take(np.isfinite(trace.duration))
         return past_of(trace.submit_time, trace.priority, window.start, step, usual, start)
+
+    def local_start(self, window: Window) -> float:
+        """Local time at which a window begins [s since 1970-01-01]."""
+        origin = self.by_name[window.name].trace.origin
+        # Without local times, second 0 of the trace counts as midnight, as `rlpto forecast` does.
+        unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
+        return unknown if origin is None else local_seconds(origin)
+
+    def day_before(self, window: Window) -> tuple[FloatArray, IntArray]:
+        """Jobs submitted in the day before a window: seconds before its start, and GPUs; none if files are the windows,
+        which have nothing before them."""
+        if self._config.workload.source in ("files", "jobs", "frozen") or window.start == 0:
+            return np.zeros(0), np.zeros(0, dtype=np.int64)
+        trace = self._scaled[0]
+        first, last = np.searchsorted(trace.submit_time, (window.start - DAY, window.start))
+        return window.start - trace.submit_time[first:last], trace.gpus[first:last]
+
+    def learnt_demand(self) -> tuple[FloatArray, IntArray, float, float]:
+        """Jobs of the trace before its first validation or test window: submit times [s], and GPUs; the second at which
+        that window begins, and the local time of second 0. Raises ConfigError where files are the windows."""
+        later = [cut.window.start for cut in self.by_name.values() if cut.window.split != "train"]
+        first = next(iter(self.by_name.values())).window
+        if self._config.workload.source in ("files", "jobs", "frozen") or not min(later, default=first.end):
+            raise ConfigError(
+                f"{self.description}: no demand before the test windows to fit a forecast on; expected "
+                "forecast.demand, a file of `rlpto forecast fit --demand`"
+            )
+        trace, span, _ = self._scaled
+        end = min(later, default=span)
+        upto = int(np.searchsorted(trace.submit_time, end))
+        return trace.submit_time[:upto], trace.gpus[:upto], end, self.local_start(first) - first.start
 
     def _synthetic(self) -> Trace:
         """A generated trace with about the wanted load; whole submissions come about more or less often."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -99,27 +99,31 @@ def make_policy(spec: str, adapt: Callable[[Policy], Policy] = lambda policy: po
 
 def _single(spec: PolicySpec, adapt: Callable[[Policy], Policy]) -> Policy:
     """A single policy, without switches."""
-    name, options = spec.name, spec.options
-    label = options.pop("label", None)
-    if label is not None and not (isinstance(label, str) and label):
-        raise ConfigError(f"policy {name}: label: expected a name, got {label!r}")
-    policy_class = _class_in_file(spec) if spec.file else _find(name)
-    if UNNAMED in options:
-        unnamed = getattr(policy_class, "POSITIONAL", None)
-        if unnamed is None or unnamed in options:
-            raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {options[UNNAMED]!r}")
-        options[unnamed] = options.pop(UNNAMED)
-    try:
-        checked = policy_class.Options.model_validate(options)
-    except ValidationError as error:
-        said = first_problem(error, policy_class.Options, "values")[1]
-        raise ConfigError(f"policy {name}: option {said}") from None
-    except RlptoError as error:
-        raise ConfigError(f"policy {name}: {error}") from None
+    policy_class = _class_in_file(spec) if spec.file else _find(spec.name)
+    checked = options_for(policy_class, spec, "policy")
     with naming_line(str(spec), policy_class):
         policy = adapt(policy_class(checked))
     policy.name = spec.label
     return policy
+
+
+def options_for(kind: Any, spec: PolicySpec, what: str) -> Any:
+    """The options of a spec as those of its class. what: policy or provisioner, for errors. Raises ConfigError."""
+    name, options = spec.name, spec.options
+    label = options.pop("label", None)
+    if label is not None and not (isinstance(label, str) and label):
+        raise ConfigError(f"{what} {name}: label: expected a name, got {label!r}")
+    if UNNAMED in options:
+        unnamed = getattr(kind, "POSITIONAL", None)
+        if unnamed is None or unnamed in options:
+            raise ConfigError(f"{what} {spec}: expected name:option=value,option=value, got {options[UNNAMED]!r}")
+        options[unnamed] = options.pop(UNNAMED)
+    try:
+        return kind.Options.model_validate(options)
+    except ValidationError as error:
+        raise ConfigError(f"{what} {name}: option {first_problem(error, kind.Options, 'values')[1]}") from None
+    except RlptoError as error:
+        raise ConfigError(f"{what} {name}: {error}") from None
 
 
 def plugin_files(name: str) -> list[Path]:

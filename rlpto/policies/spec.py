@@ -4,6 +4,8 @@ The name of a user's own policy may be a Python file and a class in it, `my_poli
 
 `fifo>3600:las>7200:srtf` are policies one after the other: fifo decides first, las from the first decision at or after
 3600 s, srtf from 7200 s (`rlpto.policies.switching`).
+
+`index@average:factor=2` is a policy with a provisioner, which decides how many nodes are rented (`rlpto.provisioning`).
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ CODE_ENDING = ".py"
 """Ending of a file with policies."""
 SWITCH = ">"
 """Stands before the time of each policy that takes over from the one before."""
+PROVISION = "@"
+"""Stands before the provisioner."""
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
-_NOT_IN_PATHS = set(",>[]{}")
+_NOT_IN_PATHS = set(",>@[]{}")
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,13 @@ class PolicySpec:
     """A requested policy: its name, and its options as written.
 
     name: of an installed policy, or FILE.py:Class. later: time [s] and spec of the policies that take over from it, in
-    order of time.
+    order of time. provisioner: spec of the one that decides how many nodes are rented; None: none is named.
     """
 
     name: str
     texts: tuple[tuple[str, str], ...] = ()
     later: tuple[tuple[float, PolicySpec], ...] = ()
+    provisioner: PolicySpec | None = None
 
     @property
     def options(self) -> dict[str, object]:
@@ -56,7 +61,8 @@ class PolicySpec:
         label = self.options.get("label")
         short = replace(self.first, name=":".join([Path(self.file).name, self.kind])) if self.file else self.first
         first = str(short) if label is None else str(label)
-        return _schedule(first, [(time, spec.label) for time, spec in self.later])
+        schedule = _schedule(first, [(time, spec.label) for time, spec in self.later])
+        return schedule + ("" if self.provisioner is None else f"{PROVISION}{self.provisioner.label}")
 
     @property
     def file(self) -> str:
@@ -71,7 +77,7 @@ class PolicySpec:
     @property
     def first(self) -> PolicySpec:
         """The policy that decides first, alone."""
-        return replace(self, later=())
+        return replace(self, later=(), provisioner=None)
 
     @property
     def singles(self) -> list[PolicySpec]:
@@ -79,11 +85,16 @@ class PolicySpec:
         return [self.first, *(spec for _, spec in self.later)]
 
     @property
+    def parts(self) -> list[PolicySpec]:
+        """Those, and the provisioner."""
+        return self.singles + ([] if self.provisioner is None else [self.provisioner])
+
+    @property
     def paths(self) -> list[Path]:
         """The policy's own file, and files and run folders among its options."""
         return [
             Path(text)
-            for spec in self.singles
+            for spec in self.parts
             for text in (spec.file, *(text for key, text in spec.texts if _is_path(key, text)))
             if text
         ]
@@ -94,18 +105,20 @@ class PolicySpec:
         def changed(text: str) -> str:
             path = change(text)
             if set(path) & _NOT_IN_PATHS or (text == self.file and ":" in path):
-                raise ConfigError(f"{path}: expected a path without , : > and brackets, which end it in a policy")
+                raise ConfigError(f"{path}: expected a path without , : > @ and brackets, which end it in a policy")
             return path
 
         name = f"{changed(self.file)}:{self.kind}" if self.file else self.name
         texts = ((key, changed(text) if _is_path(key, text) else text) for key, text in self.texts)
         later = tuple((time, spec.with_paths(change)) for time, spec in self.later)
-        return replace(self, name=name, texts=tuple(texts), later=later)
+        provisioner = None if self.provisioner is None else self.provisioner.with_paths(change)
+        return replace(self, name=name, texts=tuple(texts), later=later, provisioner=provisioner)
 
     def __str__(self) -> str:
         options = ",".join(text if key == UNNAMED else f"{key}={text}" for key, text in self.texts)
         first = f"{self.name}:{options}" if options else self.name
-        return _schedule(first, [(time, str(spec)) for time, spec in self.later])
+        schedule = _schedule(first, [(time, str(spec)) for time, spec in self.later])
+        return schedule + ("" if self.provisioner is None else f"{PROVISION}{self.provisioner}")
 
 
 def parse_spec(text: str) -> PolicySpec:
@@ -114,12 +127,16 @@ def parse_spec(text: str) -> PolicySpec:
     Raises ConfigError for a spec without a name, for options that are not `key=value`, and for later policies without a
     time or not in order of time.
     """
+    text, named, provision = text.partition(PROVISION)
     first, *parts = map(str.strip, text.split(SWITCH))
     later = tuple(map(parse_switch, parts))
     for part, (before, _), (time, _) in zip(parts[1:], later, later[1:], strict=False):
         if time <= before:
             raise ConfigError(f"policy switch {part}: expected a time later than that before it, {before:g} s")
-    return replace(_parse_single(first), later=later)
+    if named and not provision.strip():
+        raise ConfigError(f"policy {text}{named}: expected a provisioner after {PROVISION}, such as {text}@reactive")
+    provisioner = _parse_single(provision.strip()) if named else None
+    return replace(_parse_single(first), later=later, provisioner=provisioner)
 
 
 def parse_switch(part: str) -> tuple[float, PolicySpec]:

@@ -1,0 +1,40 @@
+"""Spare GPUs in proportion to what was asked for lately."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rlpto.core.renting import AVERAGES, NodesState
+from rlpto.io.arrays import FloatArray
+from rlpto.io.settings import Settings
+from rlpto.provisioning.base import BaseProvisioner, Grid
+
+
+class AverageOptions(Settings):
+    """Options of `average`."""
+
+    factor: float = Field(1.0, ge=0, le=1000)
+    """Spare GPUs as a multiple of those asked for, on average, in the time that a node takes to boot."""
+    half_life: Literal[2, 5, 15, 60, 240] = 15
+    """Minutes after which a job counts half in the average."""
+
+
+class Average(BaseProvisioner[AverageOptions]):
+    """The GPUs that jobs hold or wait for, and those that jobs are expected to ask for while a node boots."""
+
+    name = "average"
+    summary = "spare GPUs in proportion to what was asked for in the last minutes"
+    Options = AverageOptions
+    grid: ClassVar[Grid] = {"factor": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), "half_life": AVERAGES[1:]}
+
+    def __call__(self, state: NodesState) -> FloatArray:
+        """[R] GPUs."""
+        return state.demand + spare_by_average(state, self.options.factor, self.options.half_life)
+
+
+def spare_by_average(state: NodesState, factor: float, half_life: int) -> FloatArray:
+    """[R] GPUs: `factor` times what is asked for in the time that a node takes to boot."""
+    per_minute = state.averages[:, 1, AVERAGES.index(half_life)]
+    return factor * per_minute * state.boot / 60.0

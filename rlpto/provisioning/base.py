@@ -1,0 +1,58 @@
+"""What a provisioner is: from what is seen of rented nodes to the GPUs that are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from rlpto.core.renting import NodesState
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import PolicyError
+from rlpto.io.settings import Settings
+
+OptionsType = TypeVar("OptionsType", bound=Settings)
+
+MOST_GPUS = 1e9
+"""More are never wanted."""
+Grid = Mapping[str, tuple[float | str, ...]]
+"""Values of options by name."""
+
+
+@runtime_checkable
+class Provisioner(Protocol):
+    """Decides once a minute how many GPUs are wanted."""
+
+    name: str
+
+    def __call__(self, state: NodesState) -> FloatArray:
+        """[R] GPUs wanted in all of every group of rented nodes and of the nodes beside it that are always there."""
+
+
+class BaseProvisioner(Generic[OptionsType]):
+    """A provisioner with options. summary: for lists. grid: values of the options that tuning tries. forecasts: whether
+    it needs `NodesState.forecast`."""
+
+    name: str
+    summary: ClassVar[str]
+    Options: ClassVar[type[Settings]]
+    grid: ClassVar[Grid] = {}
+    forecasts = False
+
+    def __init__(self, options: OptionsType | None = None) -> None:
+        self.options: OptionsType = options or self.Options()  # type: ignore[assignment]
+
+
+def checked_gpus(name: str, wanted: FloatArray, state: NodesState) -> FloatArray:
+    """[R] what a provisioner returned. Raises PolicyError unless these are numbers of 0 or more, one for each row."""
+    try:
+        found: FloatArray = np.asarray(wanted, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    if found.shape != state.used.shape:
+        rows = len(state.used)
+        raise PolicyError(f"provisioner {name}: expected {rows} numbers of GPUs, one for each group, got {wanted!r}")
+    if not (np.isfinite(found) & (found >= 0)).all():
+        raise PolicyError(f"provisioner {name}: wants {found.tolist()} GPUs, expected finite numbers of 0 or more")
+    return np.minimum(found, MOST_GPUS)

@@ -1,0 +1,80 @@
+"""What jobs ask for by the minute, as averages over the last minutes and as a forecast of the next ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.signal import lfilter
+
+from rlpto.core.cluster import ClusterShape
+from rlpto.core.jobs import Job
+from rlpto.core.renting import AVERAGES, TICK_S
+from rlpto.forecasting.demand import DemandForecaster
+from rlpto.forecasting.series import DAY, MONDAY
+from rlpto.io.arrays import FloatArray, IntArray
+
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+"""Of the quantiles of a forecast."""
+KEEP = 0.5 ** (1.0 / np.array(AVERAGES))
+"""[A] share of an average that a minute leaves."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Jobs and GPUs asked for of one workload, by minute from its start on, for every group of rented nodes.
+
+    counts: [G, T, 2]. day_before: [G, D, 2] of the minutes before second 0, a day of them.
+    start: local time of second 0 [s since 1970-01-01].
+    """
+
+    counts: FloatArray
+    day_before: FloatArray
+    start: float = MONDAY
+
+    def averages(self) -> FloatArray:
+        """[T + 1, G, 2, A] averages once 0, 1, ... T minutes are over, each from what came before it only."""
+        counts = np.concatenate([self.day_before, self.counts], axis=1)
+        found = [lfilter([1.0 - keep], [1.0, -keep], counts, axis=1) for keep in KEEP.tolist()]
+        by_minute = np.moveaxis(np.stack(found, axis=-1), 1, 0)
+        return by_minute[self.day_before.shape[1] - 1 :]
+
+    def forecasts(self, forecaster: DemandForecaster, boot: float) -> FloatArray:
+        """[T + 1, G, 1 + LEVELS] mean and quantiles of the GPUs asked for in about the next `boot` seconds, once
+        0, 1, ... T minutes are over. All jobs together: the groups after the first have none."""
+        total, day = np.concatenate([self.day_before, self.counts], axis=1).sum(axis=0), self.day_before.shape[1]
+        said = forecaster.batch(total, self.start - day * TICK_S, LEVELS)
+        nearest = int(np.argmin([abs(minutes - boot / TICK_S) for minutes in forecaster.horizons]))
+        found = np.zeros((len(said.mean) - day, len(self.counts), 1 + len(LEVELS)))
+        found[:, 0, 0], found[:, 0, 1:] = said.mean[day:, nearest, 1], said.quantiles[day:, nearest, 1]
+        return found
+
+
+def demand_of(
+    jobs: Sequence[Job], minutes: int, shape: ClusterShape, before: tuple[FloatArray, IntArray], start: float
+) -> Demand:
+    """Demand of a workload for the groups of rented nodes of a cluster, over `minutes` from its start on.
+
+    before: jobs submitted in the day before it, as seconds before its start, and GPUs. start: as in `Demand`. A job
+    counts to the first group with a GPU type that it may use; one of the day before to the first group.
+    """
+    kinds = [shape[int(group[0])].gpu for group in shape.rented_groups]
+    group = np.array(
+        [next((kinds.index(kind) for kind in job.gpu_types if kind in kinds), 0) for job in jobs], np.int64
+    )
+    submit, gpus = np.array([job.submit_time for job in jobs]), np.array([job.requested_gpus for job in jobs])
+    seconds, asked = before
+    day = int(DAY / TICK_S)
+    history = minute_counts(DAY - seconds, asked, np.zeros(len(asked), np.int64), len(kinds), day)
+    return Demand(minute_counts(submit, gpus, group, len(kinds), minutes), history, start)
+
+
+def minute_counts(submit_time: FloatArray, gpus: IntArray, group: IntArray, groups: int, minutes: int) -> FloatArray:
+    """[G, T, 2] jobs and GPUs by minute from jobs [M]; those after the last minute are left out."""
+    counts, minute = np.zeros((groups, minutes, 2)), (submit_time / TICK_S).astype(np.int64)
+    kept = minute < minutes
+    where = group[kept], minute[kept]
+    np.add.at(counts[..., 0], where, 1.0)
+    np.add.at(counts[..., 1], where, gpus[kept])
+    return counts

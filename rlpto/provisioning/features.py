@@ -1,0 +1,69 @@
+"""What an agent sees of rented nodes, and what its action means: GPUs relative to those of a heuristic."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.core.renting import AVERAGES, NodesState
+from rlpto.forecasting.series import DAY, MONDAY
+from rlpto.io.arrays import AnyArray, FloatArray
+
+LEAST_ACTION, LARGEST_ACTION = -4.0, 3.0
+"""Bounds of an action."""
+SCALE = 3.0
+"""Logarithms are divided by this, so that features are about 1."""
+LIMIT = 100.0
+"""No feature is larger, or smaller than minus this."""
+
+
+class Feature(NamedTuple):
+    """An entry of an observation, and what it is."""
+
+    name: str
+    description: str
+
+
+FEATURES: tuple[Feature, ...] = (
+    *(Feature(f"jobs_{at}", f"jobs per boot time, average with a half-life of {at} min") for at in AVERAGES),
+    *(Feature(f"gpus_{at}", f"GPUs asked for per boot time, average with a half-life of {at} min") for at in AVERAGES),
+    Feature("used", "GPUs that jobs hold"),
+    Feature("idle", "GPUs that can be used and are not"),
+    Feature("booting", "GPUs of nodes that boot"),
+    Feature("soon", "GPUs of nodes that have booted for two thirds of the boot time"),
+    Feature("waiting", "GPUs that waiting jobs ask for"),
+    Feature("waiting_jobs", "waiting jobs"),
+    Feature("largest", "GPUs that the largest waiting job asks for"),
+    Feature("spare", "spare GPUs of the heuristic that action zero is"),
+    *(Feature(f"{of}_{part}", f"{part} of the {of}") for of in ("day", "week") for part in ("sine", "cosine")),
+)
+"""All features but those of a forecast, in order; all but the last four are logarithms, log(1 + x) / SCALE."""
+
+
+def node_features(state: NodesState, spare: FloatArray) -> AnyArray:
+    """[R, FEATURES + F] float32. spare: [R] GPUs of the heuristic."""
+    boots = state.boot[:, None] / 60.0
+    counts = [
+        *(boots * state.averages[:, 0]).T,
+        *(boots * state.averages[:, 1]).T,
+        *(state.used, state.ready - state.used, state.booting, state.soon, state.waiting, state.waiting_jobs),
+        *(state.largest, np.maximum(spare, 0.0)),
+        *state.forecast.T,
+    ]
+    logs = np.log1p(np.maximum(counts, 0.0)) / SCALE
+    known = len(FEATURES) - 4
+    of_day, of_week = (2 * np.pi * ((state.clock - MONDAY) % span) / span for span in (DAY, 7 * DAY))
+    clock = [np.sin(of_day), np.cos(of_day), np.sin(of_week), np.cos(of_week)]
+    found = np.stack([*logs[:known], *clock, *logs[known:]], axis=1)
+    clipped: AnyArray = np.clip(found, -LIMIT, LIMIT).astype(np.float32)
+    return clipped
+
+
+def gpus_of_action(state: NodesState, spare: FloatArray, action: FloatArray) -> FloatArray:
+    """[R] GPUs that an action [R] wants: the heuristic's spare GPUs and a node, times exp(action), less a node.
+
+    Zero is the heuristic; below it nodes may be fewer than waiting jobs ask for.
+    """
+    factor = np.exp(np.clip(action, LEAST_ACTION, LARGEST_ACTION))
+    return np.maximum(state.demand + (spare + state.size) * factor - state.size, 0.0)

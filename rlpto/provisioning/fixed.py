@@ -1,0 +1,33 @@
+"""Always as many nodes, as on a cluster that is owned."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rlpto.core.renting import NodesState
+from rlpto.io.arrays import FloatArray
+from rlpto.io.settings import Settings
+from rlpto.provisioning.base import BaseProvisioner, Grid
+
+
+class FixedOptions(Settings):
+    """Options of `fixed`."""
+
+    share: float = Field(1.0, ge=0, le=1)
+    """Share of the nodes that may be rented."""
+
+
+class Fixed(BaseProvisioner[FixedOptions]):
+    """A share of the nodes, whatever is asked for."""
+
+    name = "fixed"
+    summary = "always the same share of the nodes that may be rented"
+    Options = FixedOptions
+    grid: ClassVar[Grid] = {"share": (0.25, 0.5, 0.75, 1.0)}
+
+    def __call__(self, state: NodesState) -> FloatArray:
+        """[R] GPUs."""
+        return np.asarray(state.own + self.options.share * state.most)

@@ -1,0 +1,61 @@
+"""Provisioners by name: RLPTO's own, and those of installed packages."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from rlpto.io.errors import ConfigError, nearest
+from rlpto.io.reading import one_line
+from rlpto.io.settings import Settings
+from rlpto.policies.registry import options_for
+from rlpto.policies.spec import PolicySpec
+from rlpto.provisioning.average import Average
+from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.fixed import Fixed
+from rlpto.provisioning.forecast import ForecastDemand
+from rlpto.provisioning.reactive import Reactive
+from rlpto.provisioning.scheduled import Scheduled
+from rlpto.provisioning.spare import Spare
+
+ENTRY_POINTS = "rlpto.provisioners"
+"""Group of entry points under which an installed package offers provisioners: name = class."""
+
+BUILT_IN: dict[str, Any] = {kind.name: kind for kind in (Fixed, Reactive, Spare, Average, Scheduled, ForecastDemand)}
+"""RLPTO's own, the agent apart, in the order in which they are listed."""
+
+
+def make_provisioner(spec: PolicySpec) -> Provisioner:
+    """A new provisioner from its spec. Raises ConfigError for a name or option that there is not."""
+    kind = BUILT_IN.get(spec.name) or _plugin(spec.name)
+    found: Provisioner = kind(options_for(kind, spec, "provisioner"))
+    found.name = spec.label
+    return found
+
+
+def names() -> list[str]:
+    """Names of all installed provisioners."""
+    return [*BUILT_IN, *sorted({point.name for point in metadata.entry_points(group=ENTRY_POINTS)} - BUILT_IN.keys())]
+
+
+def _plugin(name: str) -> Any:
+    """The class of an installed package."""
+    points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    if name not in points:
+        raise ConfigError(f"no provisioner {name!r}; {nearest(name, names())}")
+    what = f"provisioner {name} ({points[name].value})"
+    try:
+        kind = points[name].load()
+    except Exception as error:  # a module may raise anything, errors of syntax too
+        raise ConfigError(f"{what}: cannot be loaded: {one_line(error)}") from None
+    options = getattr(kind, "Options", None)
+    if not (isinstance(options, type) and issubclass(options, Settings) and "__call__" in dir(kind)):
+        raise ConfigError(f"{what}: expected a class with `Options` and `__call__`, as rlpto.provisioning.base has it")
+    return kind
+
+
+def spec_of(provisioner: Provisioner) -> str:
+    """The spec that makes a provisioner like this one."""
+    options = getattr(provisioner, "options", None)
+    given = [] if options is None else [f"{key}={value}" for key, value in options.model_dump(mode="json").items()]
+    return ":".join([type(provisioner).name, ",".join(given)]) if given else type(provisioner).name

@@ -1,0 +1,44 @@
+"""Spare GPUs by the hour of the day."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rlpto.core.renting import NodesState
+from rlpto.io.arrays import FloatArray
+from rlpto.io.settings import Settings
+from rlpto.provisioning.base import MOST_GPUS, BaseProvisioner, Grid
+
+HOUR, DAY = 3600.0, 86_400.0
+
+
+class ScheduledOptions(Settings):
+    """Options of `scheduled`."""
+
+    day: float = Field(16.0, ge=0, le=MOST_GPUS)
+    """GPUs that are kept ready from `begin` to `end` on working days."""
+    night: float = Field(0.0, ge=0, le=MOST_GPUS)
+    """GPUs that are kept ready at other times."""
+    begin: Annotated[float, Field(ge=0, le=24)] = 8.0
+    """Hour at which the day begins, local time."""
+    end: Annotated[float, Field(ge=0, le=24)] = 20.0
+    """Hour at which it ends."""
+
+
+class Scheduled(BaseProvisioner[ScheduledOptions]):
+    """The GPUs that jobs hold or wait for, and more of them in working hours."""
+
+    name = "scheduled"
+    summary = "spare GPUs by the hour of the week, more in working hours"
+    Options = ScheduledOptions
+    grid: ClassVar[Grid] = {"day": (0.0, 2.0, 4.0, 8.0, 16.0, 32.0), "night": (0.0, 2.0, 4.0, 8.0, 16.0)}
+
+    def __call__(self, state: NodesState) -> FloatArray:
+        """[R] GPUs."""
+        options, hour = self.options, state.clock % DAY / HOUR
+        weekday = (state.clock // DAY + 3) % 7  # 1970-01-01 was a Thursday; Monday is 0
+        works = (weekday < 5) & (hour >= options.begin) & (hour < options.end)
+        return state.demand + np.where(works, options.day, options.night)

@@ -1,0 +1,112 @@
+"""What provisioners want, and what is refused."""
+
+import numpy as np
+import pytest
+
+from rlpto.core.renting import AVERAGES, LOOK, NodesState
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import ConfigError, PolicyError
+from rlpto.policies.spec import parse_spec
+from rlpto.provisioning.base import checked_gpus
+from rlpto.provisioning.registry import make_provisioner, spec_of
+
+MONDAY_10 = 4 * 86_400.0 + 10 * 3600.0
+"""A Monday, 10:00."""
+
+
+def state(
+    used: float = 12.0, waiting: float = 8.0, clock: float = MONDAY_10, forecast: tuple[float, ...] = ()
+) -> NodesState:
+    """One group of nodes of 4 GPUs that boot in 300 s."""
+    seen = {name: np.zeros(1) for name in LOOK.names}
+    seen |= {"used": np.array([used]), "waiting": np.array([waiting]), "ready": np.array([16.0])}
+    averages = np.zeros((1, 2, len(AVERAGES)))
+    averages[0, 1] = [5.0, 4.0, 3.0, 2.0, 1.0]  # GPUs a minute
+    fixed = {"size": np.array([4.0]), "boot": np.array([300.0]), "most": np.array([80.0])}
+    now = np.zeros(1)
+    return NodesState(
+        now, np.array([clock]), averages=averages, forecast=np.array([forecast]).reshape(1, -1), **fixed, **seen
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        ("reactive", 20),
+        ("spare:gpus=6", 26),
+        ("fixed:share=0.5", 40),
+        ("average:factor=2,half_life=5", 20 + 2 * 4 * 5),
+        ("average:factor=1,half_life=240", 20 + 5),
+        ("scheduled:day=16,night=2", 36),
+    ],
+)
+def test_what_provisioners_want(spec, wanted):
+    assert make_provisioner(parse_spec(spec))(state()) == pytest.approx(wanted)
+
+
+def test_a_schedule_follows_the_hours_of_the_week():
+    scheduled = make_provisioner(parse_spec("scheduled:day=16,night=2,begin=9,end=17"))
+    hour, day = 3600.0, 86_400.0
+    spare = [scheduled(state(clock=MONDAY_10 + late))[0] - 20 for late in (-2 * hour, 0, 8 * hour, 5 * day)]
+    assert spare == [2, 16, 2, 2]
+
+
+def test_a_forecast_gives_its_mean_or_a_quantile():
+    said = (5.0, 1.0, 9.0, 14.0, 20.0)
+    assert make_provisioner(parse_spec("forecast:factor=2"))(state(forecast=said)) == 30
+    assert make_provisioner(parse_spec("forecast:level=0.9"))(state(forecast=said)) == 34
+    with pytest.raises(PolicyError, match="no forecast of demand"):
+        make_provisioner(parse_spec("forecast"))(state())
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("nonsense", "no provisioner 'nonsense'"),
+        ("spare:gpus=-1", "gpus"),
+        ("average:half_life=7", "half_life"),
+        ("average:factor=nan", "factor"),
+        ("forecast:level=0.42", "expected mean, 0.5, 0.8, 0.9 or 0.95"),
+        ("agent:file=missing.zip", "missing.zip"),
+    ],
+)
+def test_bad_specs_are_refused_in_a_line(spec, said):
+    from rlpto.io.errors import RlptoError
+
+    with pytest.raises(RlptoError, match=said) as refused:
+        make_provisioner(parse_spec(spec))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_spec_makes_its_provisioner_again():
+    for spec in ("reactive", "average:factor=2.5,half_life=60", "spare:gpus=3.0"):
+        assert spec_of(make_provisioner(parse_spec(spec))) == spec
+
+
+@pytest.mark.parametrize("wanted", [np.array([np.nan]), np.array([-1.0]), np.array([np.inf]), np.zeros(2), "many"])
+def test_what_is_no_number_of_gpus_is_refused(wanted):
+    with pytest.raises(PolicyError, match="provisioner mine"):
+        checked_gpus("mine", wanted, state())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("cluster.nodes=[{gpus: 4, rented: {least: 5, most: 4}}]", "least 5 is above most 4"),
+        ("cluster.nodes=[{gpus: 4, rented: {most: 4, boot: 86400}}]", "boot"),
+        ("cluster.nodes=[{gpus: 4, rented: {most: 4, minimum: -1}}]", "minimum"),
+        ("cluster.nodes=[{gpus: 4, count: 0}]", "0 nodes, and none rented"),
+        ("provision=spare@reactive", "spare@reactive"),
+    ],
+)
+def test_bad_settings_are_refused_by_their_key(change, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        Experiment(load_config("rented", [change])).provisioner("")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_agent_cannot_learn_where_nodes_cost_nothing():
+    for change in ("reward.money=0", "cluster.nodes=[{gpus: 4, rented: {most: 4}}]"):
+        with pytest.raises(ConfigError, match="rented nodes cost nothing"):
+            Experiment(load_config("rented", [change])).check_renting()
