@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from rlpto.agents.archive import (
     steering_of,
     write_archive,
 )
+from rlpto.agents.nodes_agent import NODES, nodes_agent_of
 from rlpto.agents.ppo import TimedPPO
-from rlpto.agents.settings import AgentSettings
-from rlpto.agents.trained import agent_manifest, agent_of, load_weights, meaning, weight_arrays
-from rlpto.envs.episodes import EnvSetup, ExternalSetup
+from rlpto.agents.trained import agent_of, load_weights, meaning, weight_arrays
 from rlpto.io.errors import CheckpointError
 
 LARGEST_EXPORT_BYTES = 2_000_000
@@ -48,19 +47,19 @@ class Identity:
 def save_checkpoint(
     path: Path,
     model: TimedPPO,
-    setup: EnvSetup | ExternalSetup,
-    settings: AgentSettings,
+    agent: Mapping[str, Any],
     notes: Mapping[str, Any],
 ) -> None:
     """Write all that training needs to go on. Only between an update and the next rollout.
 
-    notes: of the training. Raises CheckpointError if that is not possible; what stood at `path` is then unchanged.
+    agent: what must be known of it to use its weights. notes: of the training. Raises CheckpointError if that is not
+    possible; what stood at `path` is then unchanged.
     """
     env_state, weights = model.env.batch.state(), weight_arrays(model.policy)
     optimizer = model.policy.optimizer.state_dict()
     numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
     manifest = {
-        **agent_manifest(setup, settings),
+        **agent,
         "state": state_of(weights),
         **notes,
         "learner": {**model.progress(), "optimizer": optimizer["param_groups"]},
@@ -138,9 +137,24 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     if the checkpoint cannot be used, or the agent is too large.
     """
     archive = read_archive(checkpoint, (CHECKPOINT, AGENT))
-    refuse = steering_of if STEERING in archive.arrays else agent_of
+    refuse: Callable[[Archive, Path], object] = steering_of if STEERING in archive.arrays else agent_of
+    if NODES in archive.manifest:
+        refuse = nodes_agent_of
     refuse(archive, checkpoint)  # what could not be used later
-    kept = ("rlpto", "meaning", "env", "network", "start", "seed", "steps", "best", "history", "digest", "provenance")
+    kept = (
+        "rlpto",
+        "meaning",
+        "env",
+        "network",
+        "start",
+        NODES,
+        "seed",
+        "steps",
+        "best",
+        "history",
+        "digest",
+        "provenance",
+    )
     manifest = {
         "format": AGENT,
         "state": archive.state,

@@ -24,7 +24,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor
 from stable_baselines3.common.type_aliases import MaybeCallback
 from torch import Tensor, nn
 
@@ -54,8 +54,34 @@ class JobSet(BaseFeaturesExtractor):
         return torch.cat([mean, largest, *(observations[name] for name in self.around)], dim=1)
 
 
-class JobSetPolicy(ActorCriticPolicy):
-    """SB3's actor-critic with the network above."""
+class FromStart(ActorCriticPolicy):
+    """SB3's actor-critic whose first actions are zero: an agent that has learned nothing is its heuristic."""
+
+    def _build(self, lr_schedule: Any) -> None:
+        super()._build(lr_schedule)
+        assert isinstance(self.action_net, nn.Linear)
+        nn.init.zeros_(self.action_net.weight)
+        nn.init.zeros_(self.action_net.bias)
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+
+
+class NodesPolicy(FromStart):
+    """The same with two layers, for observations that are one vector."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        lr_schedule: Any,
+        width: int,
+        **options: Any,
+    ) -> None:
+        options |= {"features_extractor_class": CombinedExtractor, "net_arch": [width, width]}
+        super().__init__(observation_space, action_space, lr_schedule, **options)
+
+
+class JobSetPolicy(FromStart):
+    """The same with the network above."""
 
     def __init__(
         self,
@@ -72,13 +98,6 @@ class JobSetPolicy(ActorCriticPolicy):
             "net_arch": [2 * width, width],
         }
         super().__init__(observation_space, action_space, lr_schedule, **options)
-
-    def _build(self, lr_schedule: Any) -> None:
-        super()._build(lr_schedule)
-        assert isinstance(self.action_net, nn.Linear)
-        nn.init.zeros_(self.action_net.weight)
-        nn.init.zeros_(self.action_net.bias)
-        self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
 
 class TimedRolloutBuffer(DictRolloutBuffer):
@@ -122,16 +141,23 @@ class TimedRolloutBuffer(DictRolloutBuffer):
 class TimedPPO(PPO):
     """SB3's PPO with what this project fixes, from its settings."""
 
-    policy: JobSetPolicy
+    policy: FromStart
     env: SB3ClusterEnv
     rollout_buffer: TimedRolloutBuffer
 
     @classmethod
-    def make(cls, env: SB3ClusterEnv, settings: AgentSettings, interval: float, seed: int) -> TimedPPO:
+    def make(
+        cls,
+        env: SB3ClusterEnv,
+        settings: AgentSettings,
+        interval: float,
+        seed: int,
+        policy: type[FromStart] = JobSetPolicy,
+    ) -> TimedPPO:
         """An agent that has learned nothing yet. interval: seconds between regular decisions."""
         ppo, network = settings.ppo, settings.network
         return cls(
-            JobSetPolicy,
+            policy,
             env,
             learning_rate=falling(ppo.learning_rate, ppo.final_rate),
             n_steps=ppo.rollout,

@@ -83,9 +83,10 @@ class WindowSettings(Settings):
 class AgentSettings(Settings):
     """How the agent is trained."""
 
-    learns: Literal["windows", "decisions"] = "windows"
+    learns: Literal["windows", "decisions", "nodes"] = "windows"
     """windows: constants and per-job bonuses of the index from whole windows, see `whole_windows`; decisions: weights
-    of the index by state, by PPO in `rlpto/Cluster-v0`, from what follows each of its actions (`steps` and below)."""
+    of the index by state, by PPO in `rlpto/Cluster-v0`, from what follows each of its actions (`steps` and below);
+    nodes: how many nodes to rent, likewise in `rlpto/Nodes-v1`."""
     whole_windows: WindowSettings = WindowSettings()
     """Training on whole windows."""
     steps: int = Field(500_000, ge=1)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rlpto import __version__
 from rlpto.agents.archive import KINDS, STEERING, Archive, check_meaning, read_archive
-from rlpto.agents.ppo import JobSetPolicy
+from rlpto.agents.ppo import FromStart, JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
 from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, observation_space
@@ -74,13 +74,13 @@ def agent_manifest(setup: EnvSetup | ExternalSetup, settings: AgentSettings) -> 
     }
 
 
-def weight_arrays(network: JobSetPolicy) -> dict[str, AnyArray]:
+def weight_arrays(network: FromStart) -> dict[str, AnyArray]:
     """The network's weights by name, as they are kept in a file."""
     kept = {re.sub(r"^(mlp_extractor\.\w+)_net\.", r"\1.", name): part for name, part in network.state_dict().items()}
     return {f"{WEIGHTS}/{name}": tensor.detach().cpu().numpy() for name, tensor in kept.items()}
 
 
-def load_weights(network: JobSetPolicy, archive: Archive, path: Path) -> None:
+def load_weights(network: FromStart, archive: Archive, path: Path) -> None:
     """Give a network the weights of a file. Raises CheckpointError if they do not fit, or are not finite."""
     # stable-baselines3 calls two layers otherwise than the files do.
     found = archive.group(WEIGHTS).items()

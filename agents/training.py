@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,13 +13,16 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore, save_checkpoint
-from rlpto.agents.ppo import TimedPPO
+from rlpto.agents.nodes_agent import nodes_manifest, nodes_meaning, trained_nodes
+from rlpto.agents.ppo import JobSetPolicy, NodesPolicy, TimedPPO
 from rlpto.agents.settings import LAST, AgentSettings
-from rlpto.agents.trained import StartingAgent, TrainedAgent, load_weights
+from rlpto.agents.trained import StartingAgent, TrainedAgent, agent_manifest, load_weights, meaning
 from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
 from rlpto.agents.validation import Validation, reward_per_job, validate
+from rlpto.core.renting import TICK_S
 from rlpto.core.rewards import HOUR, REWARD_PARTS
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
+from rlpto.envs.nodes import NodesSetup, SB3NodesEnv, play_windows
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.errors import TrainingError
 
@@ -52,8 +56,9 @@ def train(
     torch.set_num_threads(settings.threads)
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise TrainingError("agent.device: torch finds no CUDA device here, expected auto or cpu")
-    archive = read_checkpoint(folder / LAST, identity) if resume else None
-    run = Training(setup, settings, folder, identity, validation, on_progress)
+    kind = NodesTraining if isinstance(setup, NodesSetup) else Training
+    archive = read_checkpoint(folder / LAST, identity, kind.meaning()) if resume else None
+    run = kind(setup, settings, folder, identity, validation, on_progress)
     model = run.model
     if starting_agent is not None:
         load_weights(model.policy, starting_agent.archive, starting_agent.file)
@@ -71,13 +76,19 @@ class Training(TrainingLoop):
     """One training by PPO under way. callback: is called at every step."""
 
     callback: BaseCallback = field(init=False)
+    meaning: ClassVar[Callable[[], dict[str, Any]]] = staticmethod(meaning)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         settings, seed = self.settings, self.identity.seed
         self.total, self.every = settings.steps, settings.evaluate_every
-        self.model = TimedPPO.make(SB3ClusterEnv(self.setup, settings.envs, seed), settings, self.setup.interval, seed)
+        self.model = self.learner(seed)
         self.model.set_logger(self.logger)  # without one, an empty folder is left among the system's temporary ones
+
+    def learner(self, seed: int) -> TimedPPO:
+        """A learner that has learned nothing yet."""
+        env = SB3ClusterEnv(self.setup, self.settings.envs, seed)
+        return TimedPPO.make(env, self.settings, self.setup.interval, seed)
 
     @property
     def steps(self) -> int:
@@ -126,12 +137,18 @@ class Training(TrainingLoop):
 
     def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
         """The result on validation windows, and the reward per job."""
-        found = validate(setup, TrainedAgent(self.setup.settings, self.setup.start, self.model.policy))
+        network = self.model.policy
+        assert isinstance(network, JobSetPolicy)
+        found = validate(setup, TrainedAgent(self.setup.settings, self.setup.start, network))
         return found, {"reward_per_job": reward_per_job(setup, found.rewards)}
+
+    def manifest(self) -> dict[str, Any]:
+        """What must be known of the agent to use its weights."""
+        return agent_manifest(self.setup, self.settings)
 
     def save(self, name: str = LAST) -> None:
         """Write a checkpoint."""
-        save_checkpoint(self.folder / name, self.model, self.setup, self.settings, self.notes())
+        save_checkpoint(self.folder / name, self.model, self.manifest(), self.notes())
 
     def _check_finite(self) -> None:
         """Raise TrainingError if what was observed, or what was learned, holds NaN or infinity."""
@@ -144,3 +161,32 @@ class Training(TrainingLoop):
             f"{self.folder}: {broken}: not all numbers are finite after {self.steps} steps; {left}. "
             "A smaller agent.ppo.learning_rate or a larger env.reward_scale may help"
         )
+
+
+class NodesTraining(Training):
+    """A training of an agent that says how many nodes to rent."""
+
+    meaning = staticmethod(nodes_meaning)
+    setup: NodesSetup
+
+    def learner(self, seed: int) -> TimedPPO:
+        """A learner that has learned nothing yet."""
+        env = SB3NodesEnv(self.setup, self.settings.envs, seed)
+        return TimedPPO.make(env, self.settings, TICK_S, seed, NodesPolicy)
+
+    def manifest(self) -> dict[str, Any]:
+        """What must be known of the agent to use its weights."""
+        return nodes_manifest(self.setup, self.settings)
+
+    def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
+        """The result on validation windows, and the reward per job."""
+        assert isinstance(setup, NodesSetup)
+        parts = play_windows(setup, trained_nodes(self.setup, self.model.policy))
+        found = Validation(parts, {})
+        return found, {"reward_per_job": reward_per_job(setup, found.rewards)}
+
+    def draw_baselines(self) -> None:
+        """Write a horizontal line for the heuristic that action zero is."""
+        if isinstance(self.validation, NodesSetup):
+            reward = play_windows(self.validation, self.setup.heuristic).sum(axis=1).mean()
+            self.draw_line(type(self.setup.heuristic).name, float(reward))

@@ -157,9 +157,13 @@ class TrainingLoop(ABC):
     def draw_baselines(self) -> None:
         """Write a horizontal line for each baseline, which TensorBoard shows as a run of its own."""
         for name, reward in ({} if self.validation is None else baselines(self.validation)).items():
-            with closing(SummaryWriter(log_dir=str(self.folder / BASELINES / name))) as line:
-                for step in (0, self.total):
-                    line.add_scalar("eval/mean_reward", reward, step)
+            self.draw_line(name, reward)
+
+    def draw_line(self, name: str, reward: float) -> None:
+        """Write one of them."""
+        with closing(SummaryWriter(log_dir=str(self.folder / BASELINES / name))) as line:
+            for step in (0, self.total):
+                line.add_scalar("eval/mean_reward", reward, step)
 
     def look(self) -> dict[str, float]:
         """Draw the agent's figures on the validation windows, and return them; empty if there are none."""

@@ -1,4 +1,4 @@
-"""Gymnasium environments over any cluster; importing this registers `rlpto/Cluster-v0`."""
+"""Gymnasium environments over any cluster; importing this registers `rlpto/Cluster-v0` and `rlpto/Nodes-v1`."""
 
 from gymnasium.envs.registration import register
 
@@ -7,4 +7,9 @@ register(
     id="rlpto/Cluster-v0",
     entry_point="rlpto.experiments.environments:cluster_env",
     vector_entry_point="rlpto.experiments.environments:vector_env",
+)
+register(
+    id="rlpto/Nodes-v1",
+    entry_point="rlpto.experiments.environments:nodes_env",
+    vector_entry_point="rlpto.experiments.environments:nodes_vector_env",
 )

@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.clusters import OneCluster, SimulatedClusters
 from rlpto.envs.compiled_batch import PARTS, look_around_all
-from rlpto.envs.episodes import MOST_ENVS, EnvSetup, ExternalSetup, check_integer, draw_episode, episode_rng
+from rlpto.envs.episodes import (
+    MOST_ENVS,
+    EnvSetup,
+    ExternalSetup,
+    action_space,
+    check_integer,
+    draw_episode,
+    episode_rng,
+    observation_space,
+)
 from rlpto.envs.observation import Observation
 from rlpto.envs.whole_windows import NO_BASELINE, above_baseline, baseline_rollout
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
@@ -76,6 +86,16 @@ class EnvBatch:
         self.terms, self.reward, self.seconds = np.zeros((count, PARTS)), np.zeros(count), np.zeros(count)
         self.elapsed = np.zeros(count)
         self.seed(seed)
+
+    @property
+    def observation_space(self) -> spaces.Dict:
+        """The space of one observation."""
+        return observation_space(self.setup.settings)
+
+    @property
+    def action_space(self) -> spaces.Box:
+        """The space of one action."""
+        return action_space()
 
     @property
     def names(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import EnvBatch
-from rlpto.envs.episodes import (
-    EnvSetup,
-    ExternalSetup,
-    action_space,
-    draw_episode,
-    episode_rng,
-    fresh_seed,
-    observation_space,
-)
+from rlpto.envs.episodes import EnvSetup, ExternalSetup, draw_episode, episode_rng, fresh_seed
 from rlpto.envs.observation import Observed
 from rlpto.envs.rendering import METADATA, check_render_mode
 from rlpto.envs.vector import one_row
@@ -49,15 +41,16 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     """
 
     metadata = METADATA
+    batch_class: ClassVar[type[EnvBatch]] = EnvBatch
 
     def __init__(self, setup: EnvSetup | ExternalSetup, render_mode: str | None = None) -> None:
         if not setup.workloads:
             raise ConfigError("no workloads to learn from: expected training windows with jobs")
         self.setup = setup
         self.render_mode = check_render_mode(render_mode)
-        self.observation_space = observation_space(setup.settings)
-        self.action_space = action_space()
-        self.batch = EnvBatch(setup, 1, None)
+        self.batch = self.batch_class(setup, 1, None)
+        self.observation_space = self.batch.observation_space
+        self.action_space = self.batch.action_space
         self._under_way = False
         self._seed(fresh_seed())
 

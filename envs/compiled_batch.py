@@ -197,6 +197,8 @@ def begin(f: CompiledBatch, b: int, workload: int) -> None:
     w.clusters[b].seed = f.seeds[workload]
     copy_rows(w.machines[b], f.blank.machines[0])
     copy_rows(w.free[b], f.blank.free[0])
+    copy_rows(w.rentals[b], f.blank.rentals[0])
+    copy_rows(w.worked[b], f.blank.worked[0])
     f.loop.current[b] = workload
     f.loop.seen[b] = 0
     forget(f.loop, b)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -51,7 +52,15 @@ class EnvSetup:
     start: FloatArray
     knowledge: Knowledge = TRUTH
 
+    rents: ClassVar[bool] = False
+    """Whether actions say how many nodes to rent."""
+
     def __post_init__(self) -> None:
+        if self.shape.rented_groups and not self.rents:
+            raise ConfigError(
+                "cluster.nodes: nodes are rented, but here the agent allocates GPUs; expected rlpto/Nodes-v1 "
+                "(agent.learns: nodes), or nodes that are always there"
+            )
         if self.start.ndim != 1 or len(self.start) not in VECTOR_SIZES:
             raise ValueError(f"start: expected a vector of {VECTOR_SIZES} numbers, got shape {self.start.shape}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
-from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, observation_space
+from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import Observed
 from rlpto.envs.vector import one_row
 from rlpto.io.arrays import AnyArray, BoolArray
@@ -31,12 +31,14 @@ class SB3ClusterEnv(VecEnv):
     setup, num_envs, seed: as those of `rlpto.envs.batch.EnvBatch`.
     """
 
+    batch_class: ClassVar[type[EnvBatch]] = EnvBatch
+
     def __init__(self, setup: EnvSetup | ExternalSetup, num_envs: int = 1, seed: int | None = None) -> None:
         self.render_mode = None
-        self.batch = EnvBatch(setup, num_envs, seed)
+        self.batch = self.batch_class(setup, num_envs, seed)
         self._actions: AnyArray = np.zeros(0)
         self._made = time.perf_counter()
-        super().__init__(num_envs, observation_space(setup.settings), action_space())
+        super().__init__(num_envs, self.batch.observation_space, self.batch.action_space)
 
     def reset(self) -> Observed:
         """Begin the next episode everywhere."""

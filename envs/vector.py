@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
-from rlpto.envs.episodes import EnvSetup, action_space, check_integer, episode_rng, fresh_seed, observation_space
+from rlpto.envs.episodes import EnvSetup, check_integer, episode_rng, fresh_seed
 from rlpto.envs.observation import Observation, Observed
 from rlpto.envs.rendering import METADATA, check_render_mode
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
@@ -39,6 +39,8 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
     render_mode: `ansi`, `rgb_array` or None.
     """
 
+    batch_class: ClassVar[type[EnvBatch]] = EnvBatch
+
     def __init__(
         self,
         setup: EnvSetup,
@@ -57,13 +59,13 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
             raise ConfigError(f"autoreset_mode: expected one of {expected}, got {autoreset_mode!r}") from None
         self.metadata = METADATA | {"autoreset_mode": self._mode}
         self.render_mode = check_render_mode(render_mode)
-        self.batch = EnvBatch(setup, num_envs, None, max_episode_steps)
+        self.batch = self.batch_class(setup, num_envs, None, max_episode_steps)
         self.num_envs = num_envs
         self._over = np.zeros(num_envs, dtype=np.bool_)  # in the last step, and not begun again
         self._seeds = [0] * num_envs
         self._seed_each(np.ones_like(self._over), fresh_seed() if seed is None else seed)
-        self.single_observation_space = observation_space(setup.settings)
-        self.single_action_space = action_space()
+        self.single_observation_space = self.batch.observation_space
+        self.single_action_space = self.batch.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 

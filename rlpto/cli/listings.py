@@ -52,6 +52,7 @@ def policies(
     from rich.markup import escape
 
     from rlpto.policies.registry import available, options_of
+    from rlpto.provisioning.registry import BUILT_IN
 
     table = make_table()
     table.add_column("policy", no_wrap=True)
@@ -66,6 +67,9 @@ def policies(
         table.add_row(escape(name), escape(policy.summary), escape(policy.source), escape(names))
     console.print(table)
     console.print("\n[bold]lower bound[/] is a row of every result: each job alone on the cluster at its fastest.")
+    console.print("[bold]POLICY@PROVISIONER[/] rents nodes where the config says so (rlpto configs show rented):")
+    for name, provisioner in BUILT_IN.items():
+        console.print(f"  {name}: {provisioner.summary}")
     for problem in broken:
         console.print(f"[red]left out:[/] {escape(problem)}", soft_wrap=True)
     if not options:

@@ -1,4 +1,4 @@
-"""`rlpto train` and `rlpto sweep`: train an agent, or several with different seeds or hyper-parameters."""
+"""`rlpto train`, `rlpto tune` and `rlpto sweep`: what learns, with which seeds, constants or hyper-parameters."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rlpto.cli.common import (
     Verb,
     make_console,
     make_progress,
+    make_table,
     read_config,
     waiting,
 )
@@ -219,7 +220,35 @@ def sweep(
     )
 
 
+def tune(
+    config: ConfigArgument,
+    provisioners: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Which to tune, by name; not given: all that have something to tune."),
+    ] = None,
+    set_: SetOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Choose the constants of provisioners, which say how many nodes to rent, on the training windows.
+
+    The cost of a window is minus its reward, beyond what the jobs cost if they never waited and no GPU were idle.
+    """
+    from rlpto.experiments.tune import tune as tuned
+
+    chosen = read_config(config, set_)
+    names = [name.strip() for name in provisioners.split(",")] if provisioners is not None else []
+    with make_progress(quiet) as bar:
+        task = bar.add_task("tuning", total=None)
+        found = tuned(chosen, names, lambda done, total: bar.update(task, completed=done, total=total))
+    table = make_table("provisioner", "cost", "of time", "of money", "tried")
+    for tried in sorted(found.values(), key=lambda points: points[0].cost):
+        best = tried[0]
+        table.add_row(best.spec, *(f"{value:.2f}" for value in best[1:]), str(len(tried)))
+    make_console().print(table)
+
+
 VERBS = {
     "train": Verb(train, EXPERIMENTS, "rlpto train quickstart --seeds 3"),
+    "tune": Verb(tune, EXPERIMENTS, "rlpto tune rented --provisioners spare,average"),
     "sweep": Verb(sweep, EXPERIMENTS, "rlpto sweep quickstart --space space.yaml --trials 20"),
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -21,6 +21,7 @@ from rlpto.core.rewards import HOUR
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import Workload
 from rlpto.envs.episodes import EnvSetup, check_integer
+from rlpto.envs.nodes import NodesEnv, NodesSetup, NodesVectorEnv
 from rlpto.envs.observation import FORECAST_FEATURES, Observed, forecast_features
 from rlpto.envs.rendering import METADATA
 from rlpto.envs.settings import EnvSettings
@@ -36,8 +37,9 @@ from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights, load_weights
 
-DEFAULT = "quickstart"
-"""Configuration of environments where none is named."""
+DEFAULT, RENTED = "quickstart", "rented"
+"""Configurations of environments where none is named: of those that allocate GPUs, and of those that rent nodes."""
+SetupKind = TypeVar("SetupKind", bound=EnvSetup)
 Overrides = Sequence[str] | Mapping[str, Any]
 
 
@@ -60,7 +62,7 @@ def cluster_env(
 
     Raises ConfigError, TraceError, ProfileError, JobError or CheckpointError for errors in any of them.
     """
-    return ClusterEnv(_setup(_changed(config, overrides, settings), split, seeds), render_mode)
+    return ClusterEnv(_setup(_changed(config, overrides, settings), split, seeds, training_setup), render_mode)
 
 
 setattr(cluster_env, "metadata", METADATA)  # noqa: B010  where gymnasium looks for the render modes of an entry point
@@ -86,8 +88,44 @@ def vector_env(
 
     The others as in `cluster_env`.
     """
-    setup = _setup(_changed(config, overrides, settings), split, seeds)
+    setup = _setup(_changed(config, overrides, settings), split, seeds, training_setup)
     return ClusterVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
+
+
+def nodes_env(
+    config: Config | Path | str = RENTED,
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    render_mode: str | None = None,
+    overrides: Overrides = (),
+    **settings: Any,
+) -> NodesEnv:
+    """A single environment in which nodes are rented: `gymnasium.make("rlpto/Nodes-v1", ...)`.
+
+    config: nodes of its cluster are rented; `provision` is the heuristic of action zero. The others as in
+    `cluster_env`.
+    """
+    return NodesEnv(_setup(_changed(config, overrides, settings), split, seeds, nodes_setup), render_mode)
+
+
+setattr(nodes_env, "metadata", METADATA)  # noqa: B010
+
+
+def nodes_vector_env(
+    num_envs: int = 1,
+    config: Config | Path | str = RENTED,
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    render_mode: str | None = None,
+    overrides: Overrides = (),
+    seed: int | None = None,
+    max_episode_steps: int | None = None,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    **settings: Any,
+) -> NodesVectorEnv:
+    """Many of them that step together: `gymnasium.make_vec("rlpto/Nodes-v1", num_envs=...)`; see `vector_env`."""
+    setup = _setup(_changed(config, overrides, settings), split, seeds, nodes_setup)
+    return NodesVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
 
 
 class EnvPolicy(BasePolicy[NoOptions], ABC):
@@ -137,6 +175,11 @@ def training_setup(
     CheckpointError for a file of weights.
     """
     several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
+    return EnvSetup(**_parts(several, split, seeds))
+
+
+def _parts(several: Sequence[Experiment], split: str, seeds: Iterable[int] | None) -> dict[str, Any]:
+    """The fields of `EnvSetup`."""
     config = several[0].config
     wanted = None if seeds is None else tuple(seeds)
     given = [experiment.config.workload.load for experiment in several]
@@ -147,17 +190,35 @@ def training_setup(
         for window in experiment.windows(split)
         for seed in ((experiment.config.seed,) if wanted is None else wanted)
     ]
-    return EnvSetup(
-        shape=several[0].shape,
-        workloads=tuple(workload for workload in workloads if workload.jobs),
-        tables=joint_tables(several),
-        simulator=config.simulator,
-        queue=config.queue,
-        reward=config.reward,
-        settings=config.env,
-        start=start_weights(config),
-        knowledge=several[0].knowledge,
+    return {
+        "shape": several[0].shape,
+        "workloads": tuple(workload for workload in workloads if workload.jobs),
+        "tables": joint_tables(several),
+        "simulator": config.simulator,
+        "queue": config.queue,
+        "reward": config.reward,
+        "settings": config.env,
+        "start": start_weights(config),
+        "knowledge": several[0].knowledge,
+    }
+
+
+def nodes_setup(
+    experiments: Experiment | Sequence[Experiment], split: str = "train", seeds: Iterable[int] | None = None
+) -> NodesSetup:
+    """What `training_setup` gives, for environments in which nodes are rented. Raises ConfigError where none are."""
+    several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
+    if not several[0].shape.rented_groups:
+        raise ConfigError("cluster.nodes: no nodes are rented; expected some with `rented`, as in configs/rented.yaml")
+    parts = _parts(several, split, seeds)
+    parts["settings"] = parts["settings"].model_copy(update={"baseline": "none"})
+    demands = tuple(
+        several[workload.group].demand(workload.name.split("/")[-2], workload.jobs) for workload in parts["workloads"]
     )
+    heuristic = several[0].provisioner("")
+    found = [several[0].demand_forecasts(heuristic, demand) for demand in demands]
+    forecasts = tuple(one for one in found if one is not None)
+    return NodesSetup(**parts, demands=demands, heuristic=heuristic, forecasts=forecasts)
 
 
 def start_weights(config: Config) -> FloatArray:
@@ -180,7 +241,7 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
     return tables.within(shape.kind_gpus)
 
 
-def _setup(config: Config, split: str, seeds: Iterable[int] | None) -> EnvSetup:
+def _setup(config: Config, split: str, seeds: Iterable[int] | None, make: Callable[..., SetupKind]) -> SetupKind:
     """The setup of one configuration; the same object as long as neither it nor its files change."""
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split: expected train, validation or test, got {split!r}")
@@ -191,13 +252,16 @@ def _setup(config: Config, split: str, seeds: Iterable[int] | None) -> EnvSetup:
         for seed in seeds:
             check_integer("seeds", seed, 0, LARGEST_SEED)
     content = config.model_dump_json()
-    return _cached_setup(content, _stamps(content), split, seeds)
+    return cast(SetupKind, _cached_setup(content, _stamps(content), split, seeds, make))
 
 
 @lru_cache(maxsize=4)
-def _cached_setup(content: str, stamps: object, split: str, seeds: tuple[int, ...] | None) -> EnvSetup:  # noqa: ARG001
+def _cached_setup(
+    content: str, stamps: object, split: str, seeds: tuple[int, ...] | None, make: Callable[..., EnvSetup]
+) -> EnvSetup:
     """The setup of a configuration in JSON; stamps: of the files that it names, which tell when to read them again."""
-    return training_setup(Experiment(Config.model_validate_json(content)), split, seeds)
+    del stamps
+    return make(Experiment(Config.model_validate_json(content)), split, seeds)
 
 
 def _stamps(content: str) -> tuple[tuple[str, int, int], ...]:

@@ -17,7 +17,7 @@ from rlpto.agents.training_loop import BASELINES, EVENTS, HISTORY, Status, Train
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
 from rlpto.envs.episodes import EnvSetup
 from rlpto.experiments.config import Config, load_config
-from rlpto.experiments.environments import start_weights, training_setup
+from rlpto.experiments.environments import nodes_setup, start_weights, training_setup
 from rlpto.experiments.experiment import Experiment, refuse_for_learning
 from rlpto.experiments.run_folder import (
     CONFIG_FILE,
@@ -52,6 +52,8 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
         refuse_foreign(folder, config)
     refuse_for_learning(config.knowledge)
     experiments = by_load(config)
+    if config.agent.learns == "nodes":
+        experiments[0].check_renting()
     for experiment in experiments:
         experiment.windows("train")
     if fresh:
@@ -83,7 +85,7 @@ def train_folder(run: Path, on_progress: Callable[[Status], None] | None = None)
     """
     config, resume = read_run_config(run), has_begun(run)
     experiments = by_load(config)
-    setup = training_setup(experiments, "train", range(config.seed, config.seed + config.agent.window_seeds))
+    setup = setup_for(config)(experiments, "train", range(config.seed, config.seed + config.agent.window_seeds))
     with interruptible() as interrupt:
 
         def report(status: Status) -> None:
@@ -102,6 +104,11 @@ def train_folder(run: Path, on_progress: Callable[[Status], None] | None = None)
             on_progress=report,
             stop=lambda: interrupt.asked,
         )
+
+
+def setup_for(config: Config) -> Callable[..., EnvSetup]:
+    """What makes the environments that the agent learns in."""
+    return nodes_setup if config.agent.learns == "nodes" else training_setup
 
 
 def by_load(config: Config) -> list[Experiment]:
@@ -123,7 +130,7 @@ def validation_setup(config: Config) -> EnvSetup | None:
     experiments = by_load(limited)
     if not any(experiment.windows("validation", required=False) for experiment in experiments):
         return None
-    return training_setup(experiments, "validation")
+    return setup_for(config)(experiments, "validation")
 
 
 def training_seed(config: Config) -> int:
@@ -138,6 +145,7 @@ def identity(config: Config, experiments: list[Experiment]) -> Identity:
         "env": config.env.model_dump(mode="json", exclude={"start"}),
         "start": start_weights(config).tolist(),
         "agent": deciding(config, Result.CHECKPOINT)["agent"],
+        **({"provision": config.provision} if config.agent.learns == "nodes" else {}),
         "windows": config.workload.windows.model_dump(mode="json"),
     }
     return Identity(digest_of(decisive), training_seed(config), provenance(config))

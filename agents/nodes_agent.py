@@ -1,0 +1,150 @@
+"""The trained agent that says how many nodes to rent, as a provisioner. Imports torch only when an agent is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from rlpto import __version__
+from rlpto.agents.archive import KINDS, Archive, check_meaning, read_archive
+from rlpto.agents.policy import AgentOptions, PretrainedOptions
+from rlpto.agents.settings import AgentSettings, NetworkSettings
+from rlpto.core.renting import NodesState
+from rlpto.envs.nodes import NodesBatch, NodesSetup
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.errors import CheckpointError, PolicyError
+from rlpto.io.settings import Settings
+from rlpto.policies.spec import parse_spec
+from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.features import FEATURES, gpus_of_action, node_features
+from rlpto.provisioning.registry import make_provisioner, spec_of
+
+if TYPE_CHECKING:
+    from rlpto.agents.ppo import FromStart
+
+NODES = "nodes"
+"""Entry of the manifest of such an agent: for which nodes it was trained."""
+
+
+def nodes_meaning() -> dict[str, Any]:
+    """What numbers that go into and come out of the network mean, in this version of RLPTO."""
+    return {"node_features": [feature.name for feature in FEATURES]}
+
+
+def nodes_manifest(setup: NodesSetup, settings: AgentSettings) -> dict[str, Any]:
+    """What must be known of an agent to use its weights."""
+    batch = NodesBatch(setup, 1)
+    first = [setup.shape[int(group[0])] for group in setup.shape.rented_groups]
+    return {
+        "rlpto": __version__,
+        "meaning": nodes_meaning(),
+        "network": settings.network.model_dump(mode="json"),
+        NODES: {
+            "heuristic": spec_of(setup.heuristic),
+            "features": len(batch.observe().nodes[0]),
+            "gpus": [node.gpus for node in first],
+            "boot": [node.rented.boot for node in first if node.rented is not None],
+        },
+    }
+
+
+class NodesNetwork:
+    """A network that acts on features."""
+
+    def __init__(self, network: FromStart) -> None:
+        self._network = network
+
+    def act(self, features: AnyArray) -> AnyArray:
+        """The best actions [B, G] for features [B, G x F]."""
+        import torch
+
+        network = self._network
+        network.set_training_mode(False)
+        with torch.inference_mode():
+            seen = network.extract_features(
+                {"nodes": torch.as_tensor(features, device=network.device)}, network.pi_features_extractor
+            )
+            assert isinstance(seen, torch.Tensor)
+            found: AnyArray = network.action_net(network.mlp_extractor.forward_actor(seen)).cpu().numpy()
+        return found
+
+
+class TrainedNodes:
+    """An agent that can act. heuristic: what action zero is. gpus, boot: of the nodes that it was trained for, [G]."""
+
+    name = "agent"
+
+    def __init__(self, network: NodesNetwork, heuristic: Provisioner, gpus: FloatArray, boot: FloatArray) -> None:
+        self._network, self._heuristic, self._gpus, self._boot = network, heuristic, gpus, boot
+
+    def __call__(self, state: NodesState) -> FloatArray:
+        """[R] GPUs. Raises PolicyError for nodes of another kind."""
+        for name, own, there in (("GPUs", self._gpus, state.size), ("s of boot time", self._boot, state.boot)):
+            if len(there) % len(own) or (np.resize(own, len(there)) != there).any():
+                wanted, got = (", ".join(f"{value:g}" for value in values) for values in (own, there))
+                raise PolicyError(f"agent for rented nodes of {wanted} {name}, but these have {got}; train another one")
+        spare = self._heuristic(state) - state.demand
+        features = node_features(state, spare).reshape(len(spare) // len(self._gpus), -1)
+        return gpus_of_action(state, spare, self._network.act(features).reshape(-1).astype(np.float64))
+
+
+def trained_nodes(setup: NodesSetup, network: FromStart) -> TrainedNodes:
+    """The agent of a network under training."""
+    first = [setup.shape[int(group[0])] for group in setup.shape.rented_groups]
+    boot = [node.rented.boot for node in first if node.rented is not None]
+    return TrainedNodes(NodesNetwork(network), setup.heuristic, np.array([node.gpus for node in first]), np.array(boot))
+
+
+def nodes_agent_of(archive: Archive, path: Path) -> TrainedNodes:
+    """The agent of a file that has been read. Raises CheckpointError if it is none, or cannot be used."""
+    from gymnasium import spaces
+
+    from rlpto.agents.ppo import NodesPolicy
+    from rlpto.agents.trained import load_weights
+
+    manifest = archive.manifest
+    if NODES not in manifest:
+        raise CheckpointError(f"{path}: an agent that allocates GPUs, expected one that rents nodes (learns: nodes)")
+    check_meaning(path, manifest, nodes_meaning())
+    try:
+        nodes, network = manifest[NODES], NetworkSettings.model_validate(manifest["network"])
+        heuristic = make_provisioner(parse_spec(str(nodes["heuristic"])))
+        gpus, boot = (np.array(nodes[key], dtype=np.float64).reshape(-1) for key in ("gpus", "boot"))
+        width = int(nodes["features"])
+        if not (0 < width <= 10_000 and 0 < len(gpus) == len(boot) <= 100):
+            raise ValueError("features, gpus and boot do not go together")
+    except (ValidationError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: its manifest cannot be used ({reason}), expected that of an agent") from None
+    seen = spaces.Dict({"nodes": spaces.Box(-np.inf, np.inf, (width,), np.float32)})
+    policy = NodesPolicy(seen, spaces.Box(-1.0, 1.0, (len(gpus),), np.float32), lambda _: 0.0, width=network.width)
+    load_weights(policy, archive, path)
+    return TrainedNodes(NodesNetwork(policy), heuristic, gpus, boot)
+
+
+class NodesAgent:
+    """A trained agent: spare GPUs relative to a heuristic's."""
+
+    name = "agent"
+    summary = "trained agent of rlpto/Nodes-v1"
+    Options: type[Settings] = AgentOptions
+
+    def __init__(self, options: AgentOptions | PretrainedOptions) -> None:
+        path = options.checkpoint()
+        self._trained = nodes_agent_of(read_archive(path, KINDS), path)
+
+    def __call__(self, state: NodesState) -> FloatArray:
+        """[R] GPUs."""
+        return self._trained(state)
+
+
+class PretrainedNodes(NodesAgent):
+    """One that comes with RLPTO."""
+
+    name = "pretrained"
+    summary = "trained agent of rlpto/Nodes-v1 that comes with RLPTO, as in pretrained:NAME"
+    Options = PretrainedOptions
+    POSITIONAL = "agent"

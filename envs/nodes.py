@@ -1,0 +1,211 @@
+"""Environments in which an action says how many nodes to rent: the engine behind `rlpto/Nodes-v1`.
+
+An episode is a whole window. A step is a minute: nodes are asked for or given back, and the start heuristic schedules
+the jobs meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from rlpto.core.renting import LOOK, TICK_S, NodesState
+from rlpto.core.rewards import HOUR, REWARD_PARTS
+from rlpto.envs.batch import BatchSteps, EnvBatch
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.clusters import SimulatedClusters
+from rlpto.envs.compiled_batch import PARTS
+from rlpto.envs.compiled_nodes import NODE_SUMS, run_minutes
+from rlpto.envs.episodes import EnvSetup
+from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.vector import ClusterVectorEnv
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.provisioning.base import Provisioner, checked_gpus
+from rlpto.provisioning.control import NodeGroups
+from rlpto.provisioning.demand import Demand
+from rlpto.provisioning.features import (
+    FEATURES,
+    LARGEST_ACTION,
+    LEAST_ACTION,
+    LIMIT,
+    gpus_of_action,
+    node_features,
+)
+from rlpto.provisioning.reactive import Reactive
+
+GOES_ON, WAITS = -1, -2
+"""In place of the number of a workload, for a cluster that runs for a minute, and for one that is left alone."""
+
+
+class NodesObservation(NamedTuple):
+    """What is seen. nodes: [B, G x features] float32 of the groups in turn, see `rlpto.provisioning.features`."""
+
+    nodes: AnyArray
+
+
+@dataclass(frozen=True, eq=False)
+class NodesSetup(EnvSetup):
+    """What the environments are made of; see `EnvSetup`, whose start heuristic schedules the jobs.
+
+    demands: of the workloads. heuristic: provisioner that action zero is. forecasts: [T + 1, G, F] by minute of every
+    workload, as `rlpto.provisioning.features` has them; empty: none.
+    """
+
+    demands: tuple[Demand, ...] = ()
+    heuristic: Provisioner = field(default_factory=Reactive)
+    forecasts: tuple[FloatArray, ...] = ()
+
+    rents = True
+
+    @cached_property
+    def averages(self) -> list[FloatArray]:
+        """[T + 1, G, 2, A] of every workload."""
+        return [demand.averages() for demand in self.demands]
+
+
+class NodesBatch(EnvBatch):
+    """B environments that step together, a minute at a time.
+
+    The reward of a step is the config's, less what the work done costs in any case: `time` of the job-seconds beyond
+    those that the work takes with the GPUs asked for, and `money` beyond that of those GPUs. The sum over a workload in
+    which all jobs finish differs from the config's own `time` and `money` by a constant.
+    """
+
+    setup: NodesSetup
+
+    def __init__(self, setup: NodesSetup, count: int = 1, seed: int | None = 0, max_steps: int | None = None) -> None:
+        groups = len(setup.shape.rented_groups)
+        self._groups = NodeGroups(setup.shape, count)
+        self._look, self._sums = np.zeros((count, groups), dtype=LOOK), np.zeros((count, len(NODE_SUMS)))
+        super().__init__(setup, count, seed, max_steps)
+        assert isinstance(self.clusters, SimulatedClusters)
+        self._batch, self._weights = self.clusters.batch, np.atleast_2d(setup.start)
+        self.elapsed[:] = TICK_S
+
+    @property
+    def observation_space(self) -> spaces.Dict:
+        """The space of `NodesObservation`."""
+        extra = self.setup.forecasts[0].shape[2] if self.setup.forecasts else 0
+        size = self._look.shape[1] * (len(FEATURES) + extra)
+        return spaces.Dict({"nodes": spaces.Box(-LIMIT, LIMIT, (size,), np.float32)})
+
+    @property
+    def action_space(self) -> spaces.Box:
+        """[G] numbers, see `rlpto.provisioning.features.gpus_of_action`."""
+        return spaces.Box(LEAST_ACTION, LARGEST_ACTION, self._look.shape[1:], np.float32)
+
+    def begin(self, b: int, workload: int, warm_up: float = 0.0, length: float = np.inf) -> None:
+        """Begin an episode of environment b: the whole of a workload."""
+        del warm_up, length
+        begins = np.full(self.count, WAITS)
+        begins[b] = workload
+        self._run(begins, np.zeros(self._look.shape, dtype=np.int64))
+        self.length[b] = HOUR * self.setup.workloads[workload].hours
+        for sums in (self.steps, self.terms, self.reward, self.seconds):
+            sums[b] = 0
+
+    def _run(self, workload: IntArray, nodes: IntArray) -> None:
+        run_minutes(self._batch, workload, nodes, self._weights, self._look, self._sums)
+
+    def state_of_nodes(self) -> NodesState:
+        """What is seen now, [B x G] rows."""
+        minute, setup = self.steps.tolist(), self.setup
+        pairs = list(zip(self.clusters.current.tolist(), minute, strict=True))
+        averages = np.concatenate([_row(setup.averages[number], at) for number, at in pairs])
+        rows, groups = len(averages), len(averages) // self.count
+        forecast = np.zeros((rows, 0))
+        if setup.forecasts:
+            forecast = np.concatenate([_row(setup.forecasts[number], at) for number, at in pairs])
+        time = TICK_S * self.steps
+        clock = np.array([setup.demands[number].start for number in self.clusters.current]) + time
+        parts = np.repeat(time, groups), np.repeat(clock, groups)
+        return self._groups.state(*parts, self._look.reshape(-1), averages, forecast)
+
+    def observe(self) -> NodesObservation:  # type: ignore[override]
+        """What is seen now, fresh arrays [B, ...]."""
+        state = self.state_of_nodes()
+        seen = node_features(state, self._spare(state))
+        return NodesObservation(seen.reshape(self.count, -1))
+
+    def _spare(self, state: NodesState) -> FloatArray:
+        """[R] GPUs that the heuristic wants beyond those that jobs hold or wait for."""
+        heuristic = self.setup.heuristic
+        return checked_gpus(heuristic.name, heuristic(state), state) - state.demand
+
+    def step(self, actions: AnyArray) -> BatchSteps:
+        """Carry out actions [B, G]. Raises ValueError if they have another shape or are not finite."""
+        wanted = np.asarray(actions, dtype=np.float64)
+        if wanted.shape != self._look.shape or not np.isfinite(wanted).all():
+            raise ValueError(f"actions of shape {wanted.shape}: expected finite numbers of shape {self._look.shape}")
+        state = self.state_of_nodes()
+        return self.rent(state, gpus_of_action(state, self._spare(state), wanted.reshape(-1)))
+
+    def rent(self, state: NodesState, gpus: FloatArray) -> BatchSteps:
+        """A step in which `gpus` [B x G] are wanted in a state."""
+        over, weights = np.full(self.count, GOES_ON), self.setup.reward
+        self._run(over, self._groups.nodes(state, gpus).reshape(self._look.shape))
+        parts = np.zeros((self.count, PARTS))
+        parts[:, REWARD_PARTS.index("time")] = -weights.time * self._sums[:, 0] / HOUR
+        parts[:, REWARD_PARTS.index("money")] = -weights.money * self._sums[:, 1]
+        reward = parts.sum(axis=1) / self.setup.settings.reward_scale
+        self.steps += 1
+        self.terms += parts
+        self.reward += reward
+        self.seconds += TICK_S
+        ended = over == 1
+        cut = (self.seconds >= self.length) & ~ended
+        if self.max_steps is not None:
+            cut |= (self.steps >= self.max_steps) & ~ended
+        return BatchSteps(reward, parts, self.elapsed.copy(), ended, cut, self.observe())  # type: ignore[arg-type]
+
+    def _arrays(self) -> dict[str, AnyArray]:
+        """The arrays that change, by name."""
+        world = {f"world.{name}": getattr(self._batch.world, name) for name in ("rentals", "worked")}
+        return super()._arrays() | world | {"look": self._look}
+
+
+def _row(table: FloatArray, at: int) -> FloatArray:
+    """Row `at` of a table by minute, or its last."""
+    return np.asarray(table[min(at, len(table) - 1)])
+
+
+def play_windows(setup: NodesSetup, provisioner: Provisioner) -> FloatArray:
+    """[W, PARTS] terms of the reward where a provisioner decides in every workload, from its start to its end."""
+    windows = len(setup.workloads)
+    batch, parts = NodesBatch(setup, windows), np.zeros((windows, PARTS))
+    for b in range(windows):
+        batch.begin(b, b)
+    running = np.ones(windows, dtype=np.bool_)
+    while running.any():
+        state = batch.state_of_nodes()
+        steps = batch.rent(state, checked_gpus(provisioner.name, provisioner(state), state))
+        parts[running] += steps.parts[running]
+        running &= ~steps.over
+    return parts
+
+
+class NodesEnv(ClusterEnv):
+    """Say once a minute how many nodes to rent, for a window: the batch of one, `NodesBatch`.
+
+    Observation: a dictionary with `nodes`, see `NodesObservation`. Action: [G] float32, one for each group of rented
+    nodes: spare GPUs relative to the heuristic's, which is zero (`rlpto.provisioning.features.gpus_of_action`).
+    Reward, termination and truncation: see `NodesBatch`; an episode is a whole window.
+    """
+
+    batch_class = NodesBatch
+
+
+class NodesVectorEnv(ClusterVectorEnv):
+    """B of these environments in one process, with the options of `ClusterVectorEnv`."""
+
+    batch_class = NodesBatch
+
+
+class SB3NodesEnv(SB3ClusterEnv):
+    """B of them as stable-baselines3 wants them."""
+
+    batch_class = NodesBatch

@@ -1,0 +1,60 @@
+"""Constants of provisioners, chosen on training windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from rlpto.core.rewards import REWARD_PARTS
+from rlpto.envs.nodes import NodesSetup, play_windows
+from rlpto.experiments.config import Config
+from rlpto.experiments.environments import nodes_setup
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import ConfigError, nearest
+from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.registry import BUILT_IN, spec_of
+
+
+class Tried(NamedTuple):
+    """One point of a grid. cost: minus the reward beyond what the work done costs in any case, mean of the windows; its
+    parts: of time and of money."""
+
+    spec: str
+    cost: float
+    time: float
+    money: float
+
+
+def tune(
+    config: Config, names: Sequence[str] = (), on_progress: Callable[[int, int], None] | None = None
+) -> dict[str, list[Tried]]:
+    """All points of the grids of provisioners, by their names, best first. names: default: all that have a grid.
+
+    on_progress: is told how many points have been tried, of how many. Raises ConfigError for a name without a grid, or
+    where no nodes are rented.
+    """
+    tunable = [name for name, kind in BUILT_IN.items() if kind.grid or name == "reactive"]
+    for name in names:
+        if name not in tunable:
+            raise ConfigError(f"provisioner {name!r}: has nothing to tune; {nearest(name, tunable)}")
+    kinds = [BUILT_IN[name] for name in names or tunable]
+    points = [
+        kind(kind.Options(**dict(zip(kind.grid, values, strict=True))))
+        for kind in kinds
+        for values in product(*kind.grid.values())
+    ]
+    foresees = any(getattr(kind, "forecasts", False) for kind in kinds)
+    config = config.model_copy(update={"provision": "forecast" if foresees else "reactive"})
+    setup, found = nodes_setup(Experiment(config), "train"), dict[str, list[Tried]]()
+    for number, provisioner in enumerate(points):
+        found.setdefault(type(provisioner).name, []).append(_tried(setup, provisioner))
+        if on_progress is not None:
+            on_progress(number + 1, len(points))
+    return {name: sorted(tried, key=lambda one: one.cost) for name, tried in found.items()}
+
+
+def _tried(setup: NodesSetup, provisioner: Provisioner) -> Tried:
+    parts = -play_windows(setup, provisioner).mean(axis=0)
+    time, money = (float(parts[REWARD_PARTS.index(name)]) for name in ("time", "money"))
+    return Tried(spec_of(provisioner), time + money, time, money)

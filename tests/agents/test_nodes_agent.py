@@ -1,0 +1,73 @@
+"""Training of an agent that rents nodes, and the agent as a provisioner."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.agents.checkpoint import Identity, export_agent
+from rlpto.agents.settings import AgentSettings
+from rlpto.agents.training import train
+from rlpto.core.renting import AVERAGES, LOOK, NodesState
+from rlpto.envs.nodes import NodesSetup, play_windows
+from rlpto.experiments.config import load_config
+from rlpto.experiments.environments import nodes_setup
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import CheckpointError, PolicyError
+from rlpto.policies.spec import parse_spec
+from rlpto.provisioning.registry import make_provisioner
+from tests.agents.test_training import stop_after
+
+CHANGES = ["workload.windows.hours=6", "workload.windows.limit=2", "simulator.max_hours=6"]
+IDENTITY = Identity("digest", 4, {})
+SETTINGS = AgentSettings.model_validate(
+    {
+        "learns": "nodes", "steps": 512, "envs": 4, "evaluate_every": 256, "network": {"width": 8},
+        "ppo": {"rollout": 32, "batch_size": 64, "epochs": 2, "learning_rate": 1e-2},
+    }
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def setup() -> NodesSetup:
+    return nodes_setup(Experiment(load_config("rented", [*CHANGES, "provision=spare:gpus=4"])), "train")
+
+
+@pytest.fixture(scope="module")
+def trained(setup: NodesSetup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nodes")
+    train(setup, SETTINGS, folder, IDENTITY, setup)
+    return folder
+
+
+def agent(file: Path) -> object:
+    return make_provisioner(parse_spec(f"agent:file={file}"))
+
+
+def test_a_stopped_training_goes_on_as_if_it_never_had(setup, trained, tmp_path):
+    train(setup, SETTINGS, tmp_path, IDENTITY, setup, stop=stop_after(2))
+    assert train(setup, SETTINGS, tmp_path, IDENTITY, setup, resume=True).finished
+    assert (tmp_path / "last.zip").read_bytes() == (trained / "last.zip").read_bytes()
+
+
+def test_the_agent_of_a_file_decides_as_it_did_under_training(setup, trained, tmp_path):
+    own = play_windows(setup, agent(trained / "last.zip"))
+    export_agent(trained / "last.zip", tmp_path / "mine.zip")
+    assert np.array_equal(own, play_windows(setup, agent(tmp_path / "mine.zip")))
+    assert not np.array_equal(own, play_windows(setup, setup.heuristic))
+
+
+def test_an_agent_for_other_nodes_is_refused(trained):
+    decides = agent(trained / "last.zip")
+    seen = {name: np.zeros(1) for name in LOOK.names}
+    averages = np.zeros((1, 2, len(AVERAGES)))
+    for size, boot, said in ((8.0, 300.0, "4 GPUs, but these have 8"), (4.0, 600.0, "300 s of boot time")):
+        fixed = {"size": np.array([size]), "boot": np.array([boot]), "most": np.array([80.0])}
+        state = NodesState(np.zeros(1), np.zeros(1), averages=averages, forecast=np.zeros((1, 0)), **fixed, **seen)
+        with pytest.raises(PolicyError, match=said):
+            decides(state)
+
+
+def test_an_agent_that_allocates_gpus_rents_no_nodes():
+    with pytest.raises(CheckpointError, match="expected one that rents nodes"):
+        make_provisioner(parse_spec("pretrained:synthetic"))
