@@ -27,7 +27,7 @@ class Average(BaseProvisioner[AverageOptions]):
     name = "average"
     summary = "spare GPUs in proportion to what was asked for in the last minutes"
     Options = AverageOptions
-    grid: ClassVar[Grid] = {"factor": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), "half_life": AVERAGES[1:]}
+    grid: ClassVar[Grid] = {"factor": (0.5, 1.0, 2.0, 4.0), "half_life": (5, 15, 60)}
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs."""

@@ -34,7 +34,7 @@ class Scheduled(BaseProvisioner[ScheduledOptions]):
     name = "scheduled"
     summary = "spare GPUs by the hour of the week, more in working hours"
     Options = ScheduledOptions
-    grid: ClassVar[Grid] = {"day": (0.0, 2.0, 4.0, 8.0, 16.0, 32.0), "night": (0.0, 2.0, 4.0, 8.0, 16.0)}
+    grid: ClassVar[Grid] = {"day": (4.0, 8.0, 16.0), "night": (0.0, 4.0, 8.0)}
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs."""

@@ -25,7 +25,7 @@ class Spare(BaseProvisioner[SpareOptions]):
     name = "spare"
     summary = "a constant number of GPUs beyond what jobs hold or wait for"
     Options = SpareOptions
-    grid: ClassVar[Grid] = {"gpus": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)}
+    grid: ClassVar[Grid] = {"gpus": (2.0, 4.0, 8.0, 16.0, 32.0)}
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs."""
