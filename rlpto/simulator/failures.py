@@ -116,7 +116,7 @@ def toggle_nodes(w: World, b: int) -> None:
         cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
 
 
-@kernel(inline="always")
+@kernel()
 def stop_jobs_of(w: World, b: int, node: int, hit: int, noticed: bool) -> None:
     """Stop the jobs that hold GPUs of a failing node, and take them back to their last checkpoints.
 
