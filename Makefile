@@ -10,7 +10,8 @@ AGENTS  := agents cases planner_windows planner_agents planner_reward
 SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals schedulearn shockwave sia stopping windows
 
 # Two processes more than there are cores, since tests with clusters mostly wait; at most 8, of 1 GB each. A test that hangs fails.
-TESTS := $(BIN)/python -m pytest -n $(shell echo $$(($(JOBS) < 6 ? $(JOBS) + 2 : 8))) --dist loadscope --no-loadscope-reorder --timeout 600
+# Each process imports all tests, which without the bytecode of the last run takes twice as long.
+TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(shell echo $$(($(JOBS) < 6 ? $(JOBS) + 2 : 8))) --dist loadscope --no-loadscope-reorder --timeout 600
 
 .PHONY: help quickstart install dev serve test test-all test-quick test-gpu lint bench results systems docs dist clean
 .DEFAULT_GOAL := help
@@ -28,7 +29,7 @@ install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with all that tests and checks need
 
-test: $(VENV)/.dev  ## run all tests but the slow ones: 10 to 20 minutes on two cores, real training on local Ray clusters included
+test: $(VENV)/.dev  ## run all tests but the slow ones: about 6 minutes on two cores, real training on local Ray clusters included
 	.ci/chromium
 	$(TESTS)
 

@@ -109,7 +109,7 @@ def encode(
     """
     among = np.zeros((4, len(view)))
     soonest = _fill_hours(view, speed, among)
-    sum_shorter(among[0], np.argsort(among[0]), among[1], among[2])
+    sum_shorter(among[0], np.empty(len(view), dtype=np.int64), among[1], among[2])
     _fill(now, capacity, gpus_per_node, held, interval, view, speed, among, soonest, out)
 
 

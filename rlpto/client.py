@@ -69,12 +69,13 @@ class Client:
         if not (secret.isascii() and secret.isprintable()):
             raise ServiceError(f"the token for {self.address} has characters that none has, such as the end of a line")
         self._retry_for_s = retry_for_s
+        encrypted = not self.address.lower().startswith("http:")  # else all known authorities would be read for nothing
         try:
             self._http = httpx2.Client(
                 base_url=f"{self.address}/api/v1",
                 headers={"Authorization": f"Bearer {secret}"},
                 timeout=httpx2.Timeout(15.0, connect=5.0),
-                verify=True if certificate is None else ssl.create_default_context(cafile=certificate),
+                verify=encrypted if certificate is None else ssl.create_default_context(cafile=certificate),
                 trust_env=False,
             )
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError) as wrong:

@@ -62,7 +62,7 @@ def command(running: Running, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: str, code: int = 0, given: str | None = None) -> str:
-        done = CliRunner().invoke(make_app(), list(arguments), input=given)
+        done = CliRunner().invoke(make_app(arguments[0]), list(arguments), input=given)
         assert done.exit_code == code, done.output
         return str(done.output)
 
@@ -70,7 +70,7 @@ def command(running: Running, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def refused(*arguments: str) -> RlptoError:
-    error = CliRunner().invoke(make_app(), list(arguments)).exception
+    error = CliRunner().invoke(make_app(arguments[0]), list(arguments)).exception
     assert isinstance(error, RlptoError)
     assert "\n" not in str(error)
     return error
@@ -86,6 +86,15 @@ def finish(store: Store, job: str, state: str = "finished") -> None:
     with store.transaction():
         change_job(store, job, time.time(), state=state, ended=time.time(), reason="as asked")
         add_event(store, "job", time.time(), job, "ann", {"state": state})
+
+
+@pytest.mark.parametrize(("address", "checked"), [("http://a", False), ("https://a", True), ("HTTPS://a", True)])
+def test_only_what_is_encrypted_is_checked(address: str, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read all known authorities takes a tenth of a second, which each command would need."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("rlpto.client.httpx2.Client", lambda **options: given.update(options))
+    Client(address, "token")
+    assert given["verify"] is checked
 
 
 class TestClient:
@@ -159,14 +168,14 @@ class TestClient:
         assert Client().me()["name"] == Client(running.web.address).me()["name"] == "root"
         with pytest.raises(ServiceError, match="no token for http://other"):
             Client("http://other")
-        done = CliRunner().invoke(make_app(), ["jobs"])
+        done = CliRunner().invoke(make_app("jobs"), ["jobs"])
         asked = f"asking {running.web.address}; --service or $RLPTO_SERVICE chooses http://127.0.0.1:9"
         assert asked in done.stderr
-        assert "asking" not in CliRunner().invoke(make_app(), ["jobs", "--service", running.web.address]).stderr
+        assert "asking" not in CliRunner().invoke(make_app("jobs"), ["jobs", "--service", running.web.address]).stderr
         noted = json.loads((tmp_path / "rlpto" / "services.json").read_text())
         noted["http://127.0.0.1:9"][1] = 2**22 + 1  # no process has this number
         (tmp_path / "rlpto" / "services.json").write_text(json.dumps(noted))
-        assert "asking" not in CliRunner().invoke(make_app(), ["jobs"]).stderr, "the other has ended"
+        assert "asking" not in CliRunner().invoke(make_app("jobs"), ["jobs"]).stderr, "the other has ended"
 
 
 class TestCommand:
@@ -340,7 +349,7 @@ class TestCommand:
 
     def test_policies(self, command: Any, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "decides since" in command("policy", "show")
-        done = CliRunner().invoke(make_app(), ["policy", "switch", "las"])
+        done = CliRunner().invoke(make_app("policy"), ["policy", "switch", "las"])
         assert "expected a user of role operator" in str(done.exception)
         assert "ready" not in done.stderr
         monkeypatch.setenv("RLPTO_TOKEN", running.tokens["olga"])

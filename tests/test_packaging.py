@@ -78,6 +78,7 @@ def test_an_unpacked_source_distribution_has_all_files_and_runs_its_tests(
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_modules_of_the_same_names_from_elsewhere_break_nothing(built: dict[str, Path], tmp_path: Path) -> None:
     # openai-agents installs `agents`; a wheel unpacked into a folder is what `pip install --target` gives.
     target, foreign = tmp_path / "target", tmp_path / "foreign"

@@ -76,8 +76,8 @@ def verbs() -> Iterator[tuple[str, Verb]]:
     yield from sorted(known.items(), key=lambda named: (groups.index(named[1].group), named[0]))
 
 
-def make_app() -> typer.Typer:
-    """The command with all its verbs."""
+def make_app(only: str = "") -> typer.Typer:
+    """The command with all its verbs, or with that one alone which `only` names: others take most of the time."""
     app = typer.Typer(
         name="rlpto",
         help=HELP,
@@ -88,7 +88,8 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for name, verb in verbs():
+    known = dict(verbs())
+    for name, verb in {only: known[only]}.items() if only in known else known.items():
         example = f"Example: {verb.example}"
         if isinstance(verb.run, typer.Typer):
             verb.run.rich_markup_mode = None
@@ -120,7 +121,7 @@ def run() -> None:
     log.addHandler(_OnStderr())
     try:
         with interrupts_kept(), extras():
-            make_app()()
+            make_app(*sys.argv[1:2])()
     except RlptoError as error:
         say(f"rlpto: error: {error}", err=True)
         sys.exit(BAD_INPUT)

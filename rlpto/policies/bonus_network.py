@@ -17,6 +17,7 @@ import numpy as np
 from rlpto.core.rewards import HOUR
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import copy_rows, kernel, njit
+from rlpto.policies.greedy import sift_down
 
 JOB_FEATURES: tuple[str, ...] = (
     *("work_left", "work_left_squared", "age", "attained", "waiting", "share_of_most", "most_gpus", "speed_up"),
@@ -117,7 +118,7 @@ def add_bonuses(
     seen[first + 4] = np.sqrt(max(squares - mean * mean, 0.0)) - 1.0
     seen[first + 5] = held / max(capacity, 1)
     shorter, ahead = np.zeros(count), np.zeros(count)
-    sum_shorter(hours, np.argsort(hours), shorter, ahead)
+    sum_shorter(hours, np.empty(count, dtype=np.int64), shorter, ahead)
     for row in range(count):
         job_features(now, view[row], speeds[row], inputs[row].unit, mean, seen)
         context_features(capacity, count, view[row], speeds[row], inputs[row].unit, seen)
@@ -141,8 +142,16 @@ def add_bonuses(
 def sum_shorter(hours: FloatArray, order: IntArray, shorter: FloatArray, ahead: FloatArray) -> None:
     """Fill shorter [n] with how many jobs have less work left than each, and ahead [n] with their hours.
 
-    hours: [n] left on one GPU. order: [n] numbers of the jobs, the shortest first.
+    hours: [n] left on one GPU. order: [n] takes the numbers of the jobs, the shortest first; np.argsort takes two
+    seconds to compile.
     """
+    for row in range(len(order)):
+        order[row] = row
+    for at in range(len(order) // 2 - 1, -1, -1):
+        sift_down(order, len(order), hours, at)
+    for size in range(len(order) - 1, 0, -1):
+        order[0], order[size] = order[size], order[0]
+        sift_down(order, size, hours, 0)
     total, same, before = 0.0, 0, 0.0
     for at in range(len(order)):
         job, longer = order[at], at == 0 or hours[order[at]] > hours[order[at - 1]]

@@ -69,7 +69,7 @@ def walk_hull(
 
 
 @helper()
-def _sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
+def sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
     """Put a row of `heap[:size]` where it belongs: the row with the largest key, first of equals, is on top."""
     row = heap[at]
     while 2 * at + 1 < size:
@@ -117,7 +117,7 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
                     heap[size] = row
                     size += 1
         for at in range(size // 2 - 1, -1, -1):
-            _sift_down(heap, size, key, at)
+            sift_down(heap, size, key, at)
         while free > 0 and size > 0:
             row = heap[0]
             after = target[row, gpus[row]]
@@ -129,11 +129,11 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
                 if target[row, after] > after:
                     key[row] = score(row, after, *known)
                     if key[row] > threshold:
-                        _sift_down(heap, size, key, 0)
+                        sift_down(heap, size, key, 0)
                         continue
             size -= 1
             heap[0] = heap[size]
-            _sift_down(heap, size, key, 0)
+            sift_down(heap, size, key, 0)
 
     @helper(_nrt=True)
     def grow(

@@ -143,7 +143,7 @@ def gpus_on(nodes: AnyArray, held: int, node: int) -> int:
     return count
 
 
-@kernel(inline="always")
+@kernel()
 def holds_just(nodes: AnyArray, held: int, row: IntArray) -> bool:
     """True if a job that holds `held` GPUs has row[node] of them on every node."""
     if row.sum() != held:
@@ -202,7 +202,7 @@ def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
         foresee_finish(w, b, j)
 
 
-@kernel(inline="always")
+@kernel()
 def row_like(w: World, before: int, after: int, gpus: int, row: int) -> int:
     """Row of type `after` for GPUs that span as many nodes as those which had `row` of type `before`."""
     spans = w.row.shape[1]

@@ -133,7 +133,7 @@ def end_rental(w: World, b: int, node: int) -> None:
         rental.asked = rental.empty_since = np.inf
 
 
-@kernel(inline="always")
+@kernel()
 def stop_jobs_of(w: World, b: int, node: int, hit: int, noticed: bool) -> None:
     """Stop the jobs that hold GPUs of a failing node, and take them back to their last checkpoints.
 

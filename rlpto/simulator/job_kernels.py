@@ -13,7 +13,7 @@ from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, 
 from rlpto.simulator.arrays import World
 
 
-@kernel(inline="always")
+@kernel()
 def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: float) -> float:
     """Seconds the row's curve takes from epoch 0 to `progress` epochs."""
     last = rates.shape[1] - 1
@@ -21,7 +21,7 @@ def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: flo
     return float(elapsed[row, epoch] + (progress - epoch) / rates[row, epoch])
 
 
-@kernel(inline="always")
+@kernel()
 def last_epoch(elapsed: FloatArray, row: int, epoch: int, epochs: int, clock: float) -> int:
     """The epoch that the row's curve is in after `clock` seconds; `epoch`: one that had begun by then.
 
@@ -33,7 +33,7 @@ def last_epoch(elapsed: FloatArray, row: int, epoch: int, epochs: int, clock: fl
     return epoch
 
 
-@kernel(inline="always")
+@kernel()
 def enter_epoch(
     job: Any, rates: FloatArray, elapsed: FloatArray, curves: FloatArray, measured: int, epoch: int
 ) -> None:
@@ -77,7 +77,7 @@ def progress_in_steps(
     return progress, seconds
 
 
-@kernel(inline="always")
+@kernel()
 def exact_row(w: World, b: int, j: int, spanned: int) -> int:
     """Row measured for exactly the placement of job j, or -1."""
     job, nodes = w.jobs[b, j], w.nodes[b, j]
@@ -226,7 +226,7 @@ def train_at(w: World, b: int, j: int, row: int) -> None:
     run_at(w, b, j, row)
 
 
-@kernel(inline="always")
+@kernel()
 def run_at(w: World, b: int, j: int, row: int) -> None:
     """Job j goes on from where it stands at this row of the speed tables."""
     job = w.jobs[b, j]
@@ -237,14 +237,14 @@ def run_at(w: World, b: int, j: int, row: int) -> None:
     set_clock(w, job)
 
 
-@kernel(inline="always")
+@kernel()
 def keep_trained(job: Any) -> None:
     """What a JOB record has trained since its last change of GPUs is saved."""
     job.kept += job.trained * (1.0 - job.writing)
     job.trained = 0.0
 
 
-@kernel(inline="always")
+@kernel()
 def set_clock(w: World, job: Any) -> None:
     """Set the clock of a JOB record to where it stands on its row's time axis."""
     job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)

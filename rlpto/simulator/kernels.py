@@ -51,7 +51,7 @@ def join_arrivals(w: World, b: int) -> None:
         cluster.changed = 1
 
 
-@kernel(inline="always")
+@kernel()
 def train_jobs(w: World, b: int, until: float) -> None:
     """Advance every active job to `until` with the GPUs it holds; finished ones leave and free theirs."""
     jobs, active, rates, elapsed = w.jobs[b], w.active[b], w.rates, w.elapsed
@@ -126,14 +126,14 @@ def train_jobs(w: World, b: int, until: float) -> None:
     cluster.time = until
 
 
-@kernel(inline="always")
+@kernel()
 def tick_after(time: float, interval: float) -> float:
     """The first multiple of `interval` later than `time`, however division rounds: time must pass."""
     nearest = np.rint(time / interval)
     return float(nearest * interval if nearest * interval > time else (nearest + 1.0) * interval)
 
 
-@kernel(inline="always")
+@kernel()
 def tick_from(time: float, interval: float) -> float:
     """The first multiple of `interval` not earlier than `time`."""
     nearest = np.rint(time / interval)
@@ -203,7 +203,7 @@ def advance(w: World, b: int) -> None:
     w.sums[b].end = cluster.time
 
 
-@kernel(inline="always")
+@kernel()
 def is_over(w: World, b: int) -> bool:
     """True once every job of cluster b has finished, or its time is up."""
     cluster = w.clusters[b]
@@ -212,7 +212,7 @@ def is_over(w: World, b: int) -> bool:
     return bool(cluster.arrived == cluster.jobs or cluster.time >= w.rules[0].limit)
 
 
-@kernel(inline="always")
+@kernel()
 def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
     """Time, GPUs up, GPUs held, active jobs, 1 if something changed, entries in the log, whether it is over."""
     cluster = w.clusters[b]

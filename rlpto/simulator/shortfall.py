@@ -19,7 +19,7 @@ from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import progress_after, progress_at, progress_in_steps
 
 
-@kernel(inline="always")
+@kernel()
 def join_followed(w: World, b: int, j: int) -> None:
     """Job j becomes active: until now it was missing all it can gain."""
     job = w.jobs[b, j]
@@ -117,7 +117,7 @@ def next_level(job: Any) -> float:
     return float(np.inf)
 
 
-@kernel(inline="always")
+@kernel()
 def accuracy_at_level(job: Any, level: int) -> float:
     """Accuracy at which a JOB record, which can gain some, reaches a level, by its number in ACCURACY_LEVELS."""
     return float(job.final_accuracy - (1.0 - ACCURACY_LEVELS[level]) / job.gain_scale)

@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from rlpto.cli.main import verbs
+from rlpto.cli.main import make_app, verbs
 from rlpto.io.interrupts import interrupts_kept
 
 HEAVY = {"numpy", "pandas", "scipy", "numba", "pyarrow", "matplotlib", "pydantic", "yaml", "torch", "ray"}
@@ -86,6 +88,14 @@ def test_a_missing_extra_is_one_line_in_one_wording(
     else:
         assert (ended.returncode, ended.stderr.rpartition("rlpto: error: ")[2]) == (2, line)
         assert "Traceback" not in ended.stderr
+
+
+def test_a_verb_is_made_ready_alone_and_any_other_word_meets_all() -> None:
+    alone, every = (get_command(make_app(word)) for word in ("jobs", "jbos"))
+    assert isinstance(alone, TyperGroup)
+    assert isinstance(every, TyperGroup)
+    assert list(alone.commands) == ["jobs"]
+    assert {"jobs", "evaluate", "train"} < every.commands.keys()
 
 
 def test_bad_input_ends_with_exit_code_2_and_one_line(project: Path) -> None:

@@ -61,6 +61,7 @@ def test_gymnasium_collects_pictures():
     assert len(env.render()) == 2
 
 
+@pytest.mark.slow
 def test_the_bare_name_is_the_quickstart_and_stable_baselines3_takes_it():
     """By name it asks for pictures, which must not change what is learnt where jobs fit their own speeds."""
     agent = PPO("MultiInputPolicy", NAME, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(16)

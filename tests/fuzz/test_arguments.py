@@ -207,7 +207,8 @@ train {experiment} --seed 0 --run-dir {folder / "run"}"""
 def _exit_code(line: Iterable[object]) -> object:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
-            make_app()([str(word).replace("\0", "") for word in line], standalone_mode=True)
+            words = [str(word).replace("\0", "") for word in line]
+            make_app(*words[:1])(words, standalone_mode=True)
         except SystemExit as ended:
             return ended.code
         except EXPECTED_ERRORS:

@@ -9,10 +9,11 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numba.core.compiler import Flags
 from numba.core.errors import NumbaError
 
 from rlpto.io import compiled
@@ -266,6 +267,16 @@ def test_ctrl_c_while_code_is_linked_does_no_harm(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "interrupted\n4\n"), done.stderr
+
+
+def test_options_of_compilation_are_the_same_where_one_states_what_holds_anyway() -> None:
+    make: Any = Flags
+    plain, stated, other = make(), make(), make()
+    stated.nrt, other.nrt = False, True
+    assert plain == stated
+    assert hash(plain) == hash(stated)
+    assert stated != other
+    assert plain != "nothing"
 
 
 def test_of_two_processes_one_compiles_and_the_other_loads(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import Scripted, random_tables, with_batch_sizes, with_servers
+from ..slow import few
 from .test_planner import Noted
 from .test_snapshot import with_known, with_scores
 
@@ -137,7 +138,7 @@ def change(cluster: SimulatedCluster, noise: EstimateNoise, mode: str, remaining
             records[name][there] = 12_345.0
 
 
-@pytest.mark.parametrize("remaining", ["declared", "unknown", "learnt_or_curve"])
+@pytest.mark.parametrize("remaining", few(["declared", "unknown", "learnt_or_curve"], "unknown", "learnt_or_curve"))
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_is_not_known_changes_nothing_that_is_shown_or_decided(
     setting: str, remaining: RemainingKnowledge

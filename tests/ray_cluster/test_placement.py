@@ -36,7 +36,7 @@ TABLES = with_kinds(linear_tables(0.1, 8), {"slow": (1.0, 2), "fast": (2.0, 4)})
 @pytest.mark.parametrize("policy", ["equal_share", "fifo", "sia", "gavel"])
 def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDatabase) -> None:
     backend = FakeBackend(FakeTime(), dict(NODES), kinds=KINDS)
-    jobs = [job(number, submit=5.0 * number, epochs=30.0, gpus=1, max_gpus=4) for number in range(4)]
+    jobs = [job(number, submit=5.0 * number, epochs=10.0, gpus=1, max_gpus=4) for number in range(4)]
     cluster = make_cluster(backend, jobs, database, tables=TABLES)
     asked = make_policy(policy)
     on: set[str] = set()

@@ -85,10 +85,10 @@ def test_jobs_that_cannot_run_are_rejected_with_a_reason(tmp_path: Path) -> None
 
 
 def test_programs_are_added_changed_and_deleted_while_jobs_run(service: VirtualService) -> None:
-    first = service.submit(gpus=2, max_gpus=2, epochs=20.0)
+    first = service.submit(gpus=2, max_gpus=2, epochs=8.0)
     service.until(first, "running")
     service.set_programs({"late": {**PROGRAM, "samples": 400}, "broken": {**PROGRAM, "training": "other:Class"}})
-    jobs = [service.submit(epochs=2.0, program="late") for _ in range(2)]
+    jobs = [service.submit(epochs=1.0, program="late") for _ in range(2)]
     seen: set[str] = set()
 
     def over() -> bool:
@@ -102,12 +102,12 @@ def test_programs_are_added_changed_and_deleted_while_jobs_run(service: VirtualS
     hours = previews(service.store, "late")[0].hours
     service.set_programs({"late": {**PROGRAM, "samples": 800}})
     service.run(lambda: previews(service.store, "late")[0].hours > 1.5 * hours)
-    service.until(service.submit(epochs=2.0, program="late"), "finished")
+    service.until(service.submit(epochs=1.0, program="late"), "finished")
     put(service.store, [replace(row, checked="deleted") for row in all_programs(service.store)])
     service.restart()
     service.until(first, "finished")
     assert {said for said, _ in checked(service).values()} == {"deleted"}
-    assert service.row(first).progress == pytest.approx(20.0)
+    assert service.row(first).progress == pytest.approx(8.0)
 
 
 def checked(service: VirtualService) -> dict[str, tuple[str, str]]:
@@ -199,7 +199,7 @@ def test_a_clock_that_is_set_holds_nothing_up_and_ends_no_job_before_its_time(
 
 
 def test_a_higher_priority_is_served_first(service: VirtualService) -> None:
-    jobs = [service.submit(gpus=4, max_gpus=4, epochs=5.0) for _ in range(3)]
+    jobs = [service.submit(gpus=4, max_gpus=4) for _ in range(3)]
     service.until(jobs[0], "running")
     service.ask("priority", jobs[2], priority="high")
     service.until(jobs[2], "running")
@@ -207,7 +207,7 @@ def test_a_higher_priority_is_served_first(service: VirtualService) -> None:
 
 
 def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -> None:
-    running = service.submit(epochs=5.0)
+    running = service.submit()
     service.until(running, "running")
     service.ask("drain", on=True)
     waiting = service.submit()
@@ -221,8 +221,8 @@ def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -
 def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, settings={"scheduler": {"policy": "equal_share"}})
     change_user(service.store, replace(add_user(service.store, "ann", "user", 0.0), gpus_held=2))
-    mine = [service.submit(epochs=20.0, max_gpus=4) for _ in range(3)]
-    other = service.submit(owner="bob", epochs=5.0, max_gpus=4)
+    mine = [service.submit(max_gpus=4) for _ in range(3)]
+    other = service.submit(owner="bob", epochs=1.0, max_gpus=4)
     most = 0
 
     def over() -> bool:
@@ -243,7 +243,7 @@ def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
 def test_jobs_go_on_within_a_quota_that_is_lowered(tmp_path: Path, policy: str) -> None:
     service = VirtualService(tmp_path, settings={"scheduler": {"policy": policy}})
     bob, ann = (add_user(service.store, name, "user", 0.0) for name in ("bob", "ann"))
-    service.submit(owner="bob", gpus=4, min_gpus=4, max_gpus=4, epochs=5.0)
+    service.submit(owner="bob", gpus=4, min_gpus=4, max_gpus=4)
     waiting = service.submit(gpus=4, max_gpus=4)
     service.submit(gpus=3, min_gpus=3, max_gpus=3)
     service.run(lambda: len(queue(service.store)) == 2)
@@ -330,7 +330,7 @@ def test_a_job_that_no_allowed_size_suits_is_rejected_and_others_hold_such_sizes
 def test_jobs_that_a_changed_profile_does_not_suit_fail_at_the_next_start(
     service: VirtualService, tmp_path: Path
 ) -> None:
-    alone, pair = service.submit(epochs=50.0), service.submit(gpus=2, max_gpus=2, epochs=50.0)
+    alone, pair = service.submit(epochs=5.0), service.submit(gpus=2, max_gpus=2, epochs=5.0)
     for job in (alone, pair):
         service.until(job, "running")
     service.setup = with_sizes(tmp_path)

@@ -81,7 +81,7 @@ def test_fifo_decides_where_a_policy_fails_but_not_where_the_database_does(tmp_p
         return Scripted(decide, "broken") if spec == "las" else make_policy(spec)
 
     service = VirtualService(tmp_path, make=make, settings={"scheduler": {"policy": "las"}})
-    jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
+    jobs = [service.submit(epochs=1.0 + 0.1 * number) for number in range(5)]
     if isinstance(error, StoreError):
         with pytest.raises(StoreError, match="locked"):
             service.until(jobs[-1], "finished")
@@ -129,9 +129,9 @@ def test_s3_round_robin_gives_nodes_equally_many_jobs_and_fifo_fills_one_after_t
     packed = {}
     for policy in ("fifo", "round_robin"):
         service = three_nodes(tmp_path / policy, policy)
-        jobs = [service.submit(epochs=3.0) for _ in range(3)]
+        jobs = [service.submit(epochs=1.0) for _ in range(3)]
         service.until(jobs[-1], "running")
-        jobs += [service.submit(epochs=1.0) for _ in range(3)] if policy == "round_robin" else []
+        jobs += [service.submit(epochs=0.5) for _ in range(3)] if policy == "round_robin" else []
         service.run(lambda service=service, jobs=jobs: {service.row(job).state for job in jobs} == {"finished"})
         packed[policy] = Counter(spans_of_job(service.store, job)[0].node for job in jobs)
     assert sorted(packed["fifo"].values()) == [1, 2], "a job more than fits on one node"

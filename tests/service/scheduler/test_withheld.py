@@ -9,7 +9,7 @@ from tests.service.scheduler.virtual import VirtualService
 
 
 def test_jobs_leave_a_node_that_is_announced_to_go(service: VirtualService) -> None:
-    job = service.submit(gpus=2, max_gpus=2, epochs=50.0)
+    job = service.submit(gpus=2, max_gpus=2, epochs=5.0)
     service.until(job, "running")
     (node,) = (node.id for node in nodes(service.store) if node.jobs)
     asked = service.ask("leave", node=node, seconds=300.0)
@@ -33,7 +33,7 @@ def test_a_node_stays_where_the_request_that_it_goes_was_withdrawn(service: Virt
 
 
 def test_nodes_that_go_while_no_scheduler_is_there_are_not_up_any_more(service: VirtualService) -> None:
-    job = service.submit(gpus=2, max_gpus=2, epochs=50.0)
+    job = service.submit(gpus=2, max_gpus=2, epochs=5.0)
     service.until(job, "running")
     for node in ("n0", "n1"):
         service.backend.kill_node(node)
@@ -59,7 +59,7 @@ def test_a_held_job_starts_once_it_is_released(service: VirtualService) -> None:
     service.until(waiting, "queued")
     hold(service, waiting, "op")
     service.until(late, "finished")
-    service.steps(300)
+    service.steps(30)
     assert [service.row(job).state for job in (early, waiting)] == ["submitted", "queued"]
     assert [(row.job, row.reason) for row in queue(service.store)] == [(waiting, "held by op")]
     assert len(service.switches()) == 1, "the policy is not to blame"

@@ -115,8 +115,9 @@ class SingleSignOn:
 
     async def _ask(self, method: str, url: str, **given: Any) -> dict[str, Any]:
         """An answer of the provider in JSON. Raises Problem: for people, without what was sent or answered."""
+        encrypted = not url.lower().startswith("http:")  # else all known authorities would be read for nothing
         try:
-            async with asyncio.timeout(TIMEOUT_S), httpx2.AsyncClient() as client:
+            async with asyncio.timeout(TIMEOUT_S), httpx2.AsyncClient(verify=encrypted) as client:
                 answer = await client.request(method, url, **given)
             if answer.status_code != 200:
                 raise self._failed(f"answers {answer.status_code} to {urlsplit(url).path}")
