@@ -1,4 +1,4 @@
-"""How good forecasts of demand by minute are on the end of a series, beside simpler methods."""
+"""How good forecasts of demand by minute are on the end of a series, and simpler methods."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
         named[0]
         for named in NAMED.finditer(text)
         if not (page.name == "removed.md" or "commit" in text[named.end() : named.end() + 40])  # of an earlier state
-        and not named[0].startswith(("rlpto/Cluster-v", "rlpto/Bench-"))  # environments of Gymnasium
+        and not named[0].startswith(("rlpto/Cluster-v", "rlpto/Nodes-v", "rlpto/Bench-"))  # environments of Gymnasium
         and not exists(named)
     ]
     assert missing == []

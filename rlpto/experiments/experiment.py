@@ -27,7 +27,6 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config, KnowledgeSettings
 from rlpto.experiments.run_folder import files_digest, outcome_of
 from rlpto.experiments.window_traces import WindowTraces
-from rlpto.forecasting.demand import DemandForecaster, load_demand
 from rlpto.forecasting.series import ForecastError
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
@@ -54,6 +53,7 @@ from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_or
 from rlpto.workloads.trace import Trace
 
 if TYPE_CHECKING:
+    from rlpto.forecasting.demand import DemandForecaster
     from rlpto.performance.measured import MeasuredProfiles
 
 
@@ -289,6 +289,8 @@ class Experiment:
     def demand_forecaster(self) -> DemandForecaster:
         """Forecasts demand by the minute: that of `forecast.demand`, else fitted on what comes before the validation
         windows. Raises ConfigError for an unusable file, ForecastError for less than a day of demand."""
+        from rlpto.forecasting.demand import DemandForecaster, load_demand  # imports torch
+
         if (path := self.config.forecast.demand) is not None:
             try:
                 return load_demand(path)

@@ -31,7 +31,7 @@ def tune(
 ) -> dict[str, list[Tried]]:
     """All points of the grids of provisioners, by their names, best first. names: default: all that have a grid.
 
-    on_progress: is told how many points have been tried, of how many. Raises ConfigError for a name without a grid, or
+    on_progress: is called with the points tried so far, and all. Raises ConfigError for a name without a grid, or
     where no nodes are rented.
     """
     tunable = [name for name, kind in BUILT_IN.items() if kind.grid or name == "reactive"]

@@ -1,1 +1,1 @@
-"""How many nodes to rent: small policies beside the one that allocates GPUs, a file for each."""
+"""How many nodes to rent: a file for each way to decide it."""

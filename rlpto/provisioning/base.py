@@ -27,7 +27,7 @@ class Provisioner(Protocol):
     name: str
 
     def __call__(self, state: NodesState) -> FloatArray:
-        """[R] GPUs wanted in all of every group of rented nodes and of the nodes beside it that are always there."""
+        """[R] GPUs wanted in all: of every group of rented nodes, and of nodes of its kind that are always there."""
 
 
 class BaseProvisioner(Generic[OptionsType]):

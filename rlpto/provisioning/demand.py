@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.signal import lfilter
@@ -11,9 +12,11 @@ from scipy.signal import lfilter
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.core.renting import AVERAGES, TICK_S
-from rlpto.forecasting.demand import DemandForecaster
 from rlpto.forecasting.series import DAY, MONDAY
 from rlpto.io.arrays import FloatArray, IntArray
+
+if TYPE_CHECKING:  # it imports torch
+    from rlpto.forecasting.demand import DemandForecaster
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Of the quantiles of a forecast."""

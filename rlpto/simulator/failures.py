@@ -128,9 +128,12 @@ def end_rental(w: World, b: int, node: int) -> None:
     """A node that is rented is paid no longer, but for what is missing of the least time that is."""
     rental, cluster = w.rentals[b, node], w.clusters[b]
     if rental.group >= 0 and rental.asked < np.inf:
-        cluster.rent -= rental.price
         w.sums[b].cost += rental.price * max(0.0, rental.minimum - (cluster.time - rental.asked))
         rental.asked = rental.empty_since = np.inf
+        cluster.rent = 0.0  # added up again, as differences would leave what rounding makes of nothing
+        for other in range(w.rentals.shape[1]):
+            if w.rentals[b, other].asked < np.inf:
+                cluster.rent += w.rentals[b, other].price
 
 
 @kernel()

@@ -140,13 +140,14 @@ def work_done(w: World, b: int) -> tuple[float, float]:
     Seconds that it takes with the GPUs that each asked for, on as few nodes as possible, and the price of those GPUs
     for that time. What is left of the jobs' time in the system, and of the money, depends on the nodes.
     """
-    seconds, money, size, price = 0.0, 0.0, np.int64(1), 0.0
+    seconds, money, size, price, kind = 0.0, 0.0, np.int64(1), 0.0, np.int64(-1)
     for node in range(w.rentals.shape[1]):
         size = max(size, w.machines[b, node].size)
-        if w.rentals[b, node].group >= 0:
-            price = max(price, w.rentals[b, node].price / max(w.machines[b, node].size, 1))
     for j in range(w.clusters[b].arrived):
         job = w.jobs[b, j]
+        if w.types[job.type_index].kind != kind:
+            kind = w.types[job.type_index].kind
+            price = price_of(w, b, kind)
         spans = min((job.requested_gpus + size - 1) // size, w.row.shape[1])
         row = w.row[job.type_index, spans - 1, job.requested_gpus]
         done = work_seconds(w.rates, w.elapsed, row, job.progress) / job.scale
@@ -156,6 +157,19 @@ def work_done(w: World, b: int) -> tuple[float, float]:
         money += (done - w.worked[b, j]) * job.requested_gpus * price
         w.worked[b, j] = done
     return seconds, money
+
+
+@helper()
+def price_of(w: World, b: int, kind: int) -> float:
+    """Price of a rented GPU of a kind for a second; of any kind, where none of that kind is rented."""
+    price = 0.0
+    for node in range(w.rentals.shape[1]):
+        rental = w.rentals[b, node]
+        if rental.group >= 0 and (price == 0.0 or rental.kind == kind):
+            price = rental.price / max(w.machines[b, node].size, 1)
+            if rental.kind == kind:
+                break
+    return price
 
 
 @kernel()

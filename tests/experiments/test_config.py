@@ -177,7 +177,7 @@ def test_the_resolved_file_reads_back_the_same_and_explains_every_key(write, tmp
         for before, line in zip(["", *lines], lines, strict=False)
         if line.strip() and not line.lstrip().startswith("#") and not before.lstrip().startswith("#")
     ]
-    second = ["    - count: 1", "gpus: 8", "cpus: 0", "gpu: gpu", "price: 0.0", "spot: null"]
+    second = ["    - count: 1", "gpus: 8", "cpus: 0", "gpu: gpu", "price: 0.0", "spot: null", "rented: null"]
     assert undescribed == [*second[:1], *(f"      {line}" for line in second[1:])], "only list entries after the first"
 
 
