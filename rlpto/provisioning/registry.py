@@ -18,7 +18,7 @@ from rlpto.provisioning.reactive import Reactive
 from rlpto.provisioning.scheduled import Scheduled
 from rlpto.provisioning.spare import Spare
 
-ENTRY_POINTS = "rlpto.provisioners"
+ENTRY_POINTS = "rlpto.provisioning"
 """Group of entry points under which an installed package offers provisioners: name = class."""
 
 BUILT_IN: dict[str, Any] = {kind.name: kind for kind in (Fixed, Reactive, Spare, Average, Scheduled, ForecastDemand)}
