@@ -34,12 +34,13 @@ KEY_METRICS = (
     "latency_p99",
 )
 """Metrics of the table on the terminal; `unfinished` joins them where jobs were left, `STOPPING` where jobs may stop
-early, `ettr` where nodes may fail, and `MONEY` where they have a price."""
+early, `ettr` where nodes may fail, `MONEY` where they have a price, and `RENTED` where they are rented."""
 
 STOPPING = ("epochs_saved", "accuracy_lost")
 """Metrics of jobs that may stop early."""
 
 MONEY = ("cost", "cost_per_job")
+RENTED = ("late_hours", "idle_cost")
 
 WITH_INTERVAL = ("reward", "jct_mean")
 """Metrics whose interval the terminal shows too, and whose paired differences."""
@@ -114,7 +115,7 @@ class Results:
     @property
     def key_metrics(self) -> list[str]:
         """Metrics of the tables of policies."""
-        further = [name for name in (*STOPPING, *MONEY) if self._defined(name)]
+        further = [name for name in (*STOPPING, *MONEY, *RENTED) if self._defined(name)]
         if self._defined("lost_gpu_hours"):
             further.append("ettr")
         return [*KEY_METRICS, *further, *(["unfinished"] if self.unfinished else [])]
