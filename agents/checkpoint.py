@@ -141,20 +141,8 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     if NODES in archive.manifest:
         refuse = nodes_agent_of
     refuse(archive, checkpoint)  # what could not be used later
-    kept = (
-        "rlpto",
-        "meaning",
-        "env",
-        "network",
-        "start",
-        NODES,
-        "seed",
-        "steps",
-        "best",
-        "history",
-        "digest",
-        "provenance",
-    )
+    known = "rlpto meaning env network start seed steps best history digest provenance"
+    kept = (*known.split(), NODES)
     manifest = {
         "format": AGENT,
         "state": archive.state,

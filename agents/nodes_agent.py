@@ -13,12 +13,13 @@ from rlpto.agents.archive import KINDS, Archive, check_meaning, read_archive
 from rlpto.agents.policy import AgentOptions, PretrainedOptions
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.core.renting import NodesState
-from rlpto.envs.nodes import NodesBatch, NodesSetup
+from rlpto.envs.nodes import NodesSetup
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.io.settings import Settings
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.control import NodeGroups
 from rlpto.provisioning.features import FEATURES, gpus_of_action, node_features
 from rlpto.provisioning.registry import make_provisioner, spec_of
 
@@ -36,17 +37,16 @@ def nodes_meaning() -> dict[str, Any]:
 
 def nodes_manifest(setup: NodesSetup, settings: AgentSettings) -> dict[str, Any]:
     """What must be known of an agent to use its weights."""
-    batch = NodesBatch(setup, 1)
-    first = [setup.shape[int(group[0])] for group in setup.shape.rented_groups]
+    groups = NodeGroups(setup.shape)
     return {
         "rlpto": __version__,
         "meaning": nodes_meaning(),
         "network": settings.network.model_dump(mode="json"),
         NODES: {
             "heuristic": spec_of(setup.heuristic),
-            "features": len(batch.observe().nodes[0]),
-            "gpus": [node.gpus for node in first],
-            "boot": [node.rented.boot for node in first if node.rented is not None],
+            "features": setup.width,
+            "gpus": groups.size.tolist(),
+            "boot": groups.boot.tolist(),
         },
     }
 
@@ -93,9 +93,8 @@ class TrainedNodes:
 
 def trained_nodes(setup: NodesSetup, network: FromStart) -> TrainedNodes:
     """The agent of a network under training."""
-    first = [setup.shape[int(group[0])] for group in setup.shape.rented_groups]
-    boot = [node.rented.boot for node in first if node.rented is not None]
-    return TrainedNodes(NodesNetwork(network), setup.heuristic, np.array([node.gpus for node in first]), np.array(boot))
+    groups = NodeGroups(setup.shape)
+    return TrainedNodes(NodesNetwork(network), setup.heuristic, groups.size, groups.boot)
 
 
 def nodes_agent_of(archive: Archive, path: Path) -> TrainedNodes:

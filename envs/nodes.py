@@ -61,6 +61,12 @@ class NodesSetup(EnvSetup):
 
     rents = True
 
+    @property
+    def width(self) -> int:
+        """Numbers in an observation."""
+        extra = self.forecasts[0].shape[2] if self.forecasts else 0
+        return len(self.shape.rented_groups) * (len(FEATURES) + extra)
+
     @cached_property
     def averages(self) -> list[FloatArray]:
         """[T + 1, G, 2, A] of every workload."""
@@ -89,9 +95,7 @@ class NodesBatch(EnvBatch):
     @property
     def observation_space(self) -> spaces.Dict:
         """The space of `NodesObservation`."""
-        extra = self.setup.forecasts[0].shape[2] if self.setup.forecasts else 0
-        size = self._look.shape[1] * (len(FEATURES) + extra)
-        return spaces.Dict({"nodes": spaces.Box(-LIMIT, LIMIT, (size,), np.float32)})
+        return spaces.Dict({"nodes": spaces.Box(-LIMIT, LIMIT, (self.setup.width,), np.float32)})
 
     @property
     def action_space(self) -> spaces.Box:

@@ -17,7 +17,6 @@ from scipy.stats import nbinom
 
 from rlpto.forecasting.base import LARGEST_GROWTH, SPREAD_LEVELS, checked_levels
 from rlpto.forecasting.demand_network import (
-    HALF_LIVES,
     INPUTS,
     LARGEST_INPUT,
     MINUTE,
@@ -29,6 +28,7 @@ from rlpto.forecasting.demand_network import (
     train,
 )
 from rlpto.forecasting.gru import one_thread
+from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.forecasting.series import LATEST_SECONDS, MOST_POINTS, ForecastError, checked_integer
 from rlpto.forecasting.storage import State, read_state, write_state
 from rlpto.io.arrays import FloatArray

@@ -9,7 +9,8 @@ import pandas as pd
 
 from rlpto.forecasting.arma import fit_arima
 from rlpto.forecasting.demand import COLUMNS, HORIZONS, DemandForecaster, demand_ahead
-from rlpto.forecasting.demand_network import HALF_LIVES, describe
+from rlpto.forecasting.demand_network import describe
+from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.forecasting.series import ForecastError
 from rlpto.io.arrays import FloatArray
 

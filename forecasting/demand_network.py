@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.signal import lfilter
 from torch import Tensor, nn
 
 from rlpto.forecasting.gru import one_thread
+from rlpto.forecasting.minute_averages import HALF_LIVES, averages
 from rlpto.forecasting.series import DAY, WEEK, fourier
 from rlpto.io.arrays import FloatArray
 from rlpto.io.compiled import njit
 
 MINUTE = 60.0
-
-HALF_LIVES = (2, 5, 15, 60, 240)
-"""Half-lives of the averages [min]."""
 
 INPUTS = 2 * len(HALF_LIVES) + 6
 """Inputs of a minute: averages and newest counts of jobs and GPUs, sine and cosine of the day and the week."""
@@ -118,15 +115,6 @@ def log_likelihood(mean: Tensor, shape: Tensor, counts: Tensor) -> Tensor:
     total = torch.log(shape + mean)
     ways = torch.lgamma(counts + shape) - torch.lgamma(shape)
     return ways + shape * (torch.log(shape) - total) + counts * (torch.log(mean) - total)
-
-
-def averages(counts: FloatArray, memory: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return averages [T, A] of counts [T, 2] for every half-life, and the memory [A] to go on from."""
-    found, kept = np.empty((len(counts), 2 * len(HALF_LIVES))), memory.copy()
-    for place, half_life in enumerate(HALF_LIVES):
-        keep, own = 0.5 ** (1 / half_life), slice(2 * place, 2 * place + 2)
-        found[:, own], kept[None, own] = lfilter([1 - keep], [1, -keep], counts, axis=0, zi=memory[None, own])
-    return found, kept
 
 
 def describe(counts: FloatArray, first: float, memory: FloatArray) -> tuple[FloatArray, FloatArray]:

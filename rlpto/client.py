@@ -69,13 +69,17 @@ class Client:
         if not (secret.isascii() and secret.isprintable()):
             raise ServiceError(f"the token for {self.address} has characters that none has, such as the end of a line")
         self._retry_for_s = retry_for_s
-        encrypted = not self.address.lower().startswith("http:")  # else all known authorities would be read for nothing
+        trusted: ssl.SSLContext | bool = True
+        if certificate is not None:
+            trusted = ssl.create_default_context(cafile=certificate)
+        elif self.address.lower().startswith("http:"):  # all known authorities would be read for nothing
+            trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             self._http = httpx2.Client(
                 base_url=f"{self.address}/api/v1",
                 headers={"Authorization": f"Bearer {secret}"},
                 timeout=httpx2.Timeout(15.0, connect=5.0),
-                verify=encrypted if certificate is None else ssl.create_default_context(cafile=certificate),
+                verify=trusted,
                 trust_env=False,
             )
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError) as wrong:

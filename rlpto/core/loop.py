@@ -120,9 +120,9 @@ def run(
 ) -> RunRecord:
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
 
-    forecaster: see `DecisionLoop`, such as a new `rlpto.arrivals.online.StateForecaster`. nodes: of the cluster, where
-    some are rented. sealed: the policy gets
-    states that do not lead to the cluster, see `rlpto.core.sealed`.
+    forecaster: see `DecisionLoop`, such as a new `rlpto.arrivals.online.StateForecaster`. nodes: decides on rented
+    nodes; needed where there are some. sealed: the policy gets states that do not lead to the cluster, see
+    `rlpto.core.sealed`.
 
     Raises PolicyError if the policy returns something that is not an allocation, changes which jobs there are, or lets
     jobs starve.

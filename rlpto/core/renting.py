@@ -15,20 +15,9 @@ LONGEST_BOOT_S = 21_600.0
 """Of a rented node."""
 TICK_S = 60.0
 """Seconds between two decisions on the number of rented nodes."""
-AVERAGES = (2, 5, 15, 60, 240)
-"""Half-lives [min] of the averages of what was asked for."""
 
-
-LOOK = np.dtype(
-    [
-        (name, "f8")
-        for name in (
-            *("used", "ready", "booting", "soon", "own"),
-            *("waiting", "waiting_jobs", "largest"),
-        )
-    ],
-    align=True,
-)
+SEEN = ("used", "ready", "booting", "soon", "own", "waiting", "waiting_jobs", "largest")
+LOOK = np.dtype([(name, "f8") for name in SEEN], align=True)
 """What is seen of a group of rented nodes, see `NodesState`."""
 
 
@@ -65,7 +54,7 @@ class NodesState:
     used, ready, booting: [R] GPUs that jobs hold, that can be used, and that boot; soon: [R] of these, those that have
         booted for two thirds of the boot time. own: [R] of `ready`, on nodes that are not rented.
     waiting, largest: [R] GPUs that waiting jobs ask for, and the largest of them. waiting_jobs: [R] jobs.
-    averages: [R, 2, A] jobs and GPUs asked for that came in a minute, as averages with the half-lives AVERAGES.
+    averages: [R, 2, A] jobs and GPUs asked for that came in a minute, as averages with the half-lives HALF_LIVES.
     forecast: [R, F] what a forecaster says, see `rlpto.provisioning.demand`; F = 0: nothing.
     """
 

@@ -302,7 +302,7 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
         values["slowdown_mean"] = 1.0
     if np.isfinite(jobs.finish_time).all():
         values["final_accuracy"] = _mean(jobs.final_accuracy)
-    if weights is not None:
+    if weights is not None and np.isfinite(jobs.finish_time).all():
         hours = float(alone.sum()) / HOUR
         values |= {
             "reward_accuracy": weights.accuracy * float(np.array(weights.classes)[jobs.priority].sum()),

@@ -27,7 +27,7 @@ from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMet
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
 from rlpto.performance.tables import ONE_KIND
-from rlpto.policies.spec import CODE_ENDING, PROVISION, parse_spec
+from rlpto.policies.spec import CODE_ENDING, parse_provisioner, parse_spec
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.listed import JobClass, ListedJob
@@ -65,8 +65,10 @@ def _expand_provisioner(value: object, info: ValidationInfo) -> object:
     """Likewise for the spec of a provisioner."""
     if not isinstance(value, str):
         return value
-    kind = TypedOnCommandLine if isinstance(value, TypedOnCommandLine) else str
-    return str(_expand_spec(kind(f"any{PROVISION}{value}"), info)).removeprefix(f"any{PROVISION}")
+    try:
+        return _expand_spec(value, info) if parse_provisioner(value) else value
+    except ConfigError as wrong:
+        raise ValueError(str(wrong)) from None
 
 
 def _one_or_more(value: object) -> object:

@@ -41,10 +41,10 @@ from rlpto.planning.predictor import prediction_settings
 from rlpto.policies.pollux.policy import Pollux
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
-from rlpto.policies.spec import PROVISION, parse_spec
+from rlpto.policies.spec import parse_provisioner, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.provisioning.base import Provisioner
-from rlpto.provisioning.control import RentedNodes
+from rlpto.provisioning.control import NodeGroups, RentedNodes
 from rlpto.provisioning.demand import Demand, demand_of, minute_counts
 from rlpto.provisioning.registry import make_provisioner
 from rlpto.simulator.cluster import SimulatedCluster
@@ -251,14 +251,13 @@ class Experiment:
                 return RewardGreedy(policy.options.model_copy(update={"weights": config.reward}))
             return policy
 
-        return make_policy(spec, informed)
+        rents = bool(self.shape.rented_groups)
+        return make_policy(str(replace(parse_spec(spec), provisioner=None)) if rents else spec, informed)
 
     def provisioner(self, spec: str) -> Provisioner:
         """The provisioner that a policy's spec names, else that of the config. Raises ConfigError."""
         own = parse_spec(spec).provisioner if spec else None
-        named = own or parse_spec(f"any{PROVISION}{self.config.provision}").provisioner
-        assert named is not None
-        return make_provisioner(named)
+        return make_provisioner(own or parse_provisioner(self.config.provision))
 
     def check_renting(self) -> None:
         """Raise ConfigError where an agent could not learn how many nodes to rent."""
@@ -281,9 +280,7 @@ class Experiment:
         """What is forecast of a window's demand; None where the provisioner needs no forecast."""
         if not getattr(provisioner, "forecasts", False):
             return None
-        node = self.shape[int(self.shape.rented_groups[0][0])]
-        assert node.rented is not None
-        return demand.forecasts(self.demand_forecaster, node.rented.boot)
+        return demand.forecasts(self.demand_forecaster, float(NodeGroups(self.shape).boot[0]))
 
     @cached_property
     def demand_forecaster(self) -> DemandForecaster:
@@ -354,6 +351,8 @@ class Experiment:
         """
         for spec in self.config.policies:
             self.policy(spec)
+            if self.shape.rented_groups:
+                self.provisioner(spec)
         _ = self.forecasts
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)

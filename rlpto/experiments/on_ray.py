@@ -128,6 +128,8 @@ def real_nodes(
         if address is None:
             if any(group.spot for group in config.cluster.nodes):
                 raise ConfigError("cluster.nodes: spot nodes are simulated only, expected none with `spot` on Ray")
+            if any(group.rented for group in config.cluster.nodes):
+                raise ConfigError("cluster.nodes: rented nodes are simulated only, expected none with `rented` on Ray")
             if config.ray.autoscale is not None:
                 raise ConfigError("ray.autoscale: a local cluster has no autoscaler, expected null, or an address")
             stack.enter_context(LocalCluster(config.cluster.shape, on_progress=on_wait))

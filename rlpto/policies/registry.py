@@ -31,7 +31,7 @@ from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.rigid import Fifo, Las, RoundRobin, Sjf, Srtf, Tiresias
 from rlpto.policies.shockwave import Shockwave
 from rlpto.policies.sia import Sia
-from rlpto.policies.spec import CODE_ENDING, UNNAMED, PolicySpec, parse_spec
+from rlpto.policies.spec import CODE_ENDING, PROVISION, UNNAMED, PolicySpec, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.policies.time_shares import Allox, GandivaFair, Gavel, MaxSumThroughput, MinDuration, Themis
 
@@ -93,6 +93,8 @@ def make_policy(spec: str, adapt: Callable[[Policy], Policy] = lambda policy: po
     that cannot be loaded, and PolicyError for an exception in a user's constructor.
     """
     whole = parse_spec(spec)
+    if whole.provisioner is not None:
+        raise ConfigError(f"policy {spec}: no nodes are rented here, expected a policy without {PROVISION}")
     first, later = _single(whole.first, adapt), [(time, _single(part, adapt)) for time, part in whole.later]
     return SwitchingPolicy(whole.label, first, later) if later else first
 

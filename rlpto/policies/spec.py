@@ -133,10 +133,14 @@ def parse_spec(text: str) -> PolicySpec:
     for part, (before, _), (time, _) in zip(parts[1:], later, later[1:], strict=False):
         if time <= before:
             raise ConfigError(f"policy switch {part}: expected a time later than that before it, {before:g} s")
-    if named and not provision.strip():
-        raise ConfigError(f"policy {text}{named}: expected a provisioner after {PROVISION}, such as {text}@reactive")
-    provisioner = _parse_single(provision.strip()) if named else None
-    return replace(_parse_single(first), later=later, provisioner=provisioner)
+    return replace(_parse_single(first), later=later, provisioner=parse_provisioner(provision) if named else None)
+
+
+def parse_provisioner(text: str) -> PolicySpec:
+    """The spec of a provisioner from its text. Raises ConfigError."""
+    if not text.strip() or set(text) & {PROVISION, SWITCH}:
+        raise ConfigError(f"provisioner {text!r}: expected name or name:option=value,..., such as reactive")
+    return _parse_single(text.strip())
 
 
 def parse_switch(part: str) -> tuple[float, PolicySpec]:

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rlpto.core.renting import AVERAGES, NodesState
+from rlpto.core.renting import TICK_S, NodesState
+from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.io.arrays import FloatArray
 from rlpto.io.settings import Settings
 from rlpto.provisioning.base import BaseProvisioner, Grid
@@ -31,10 +32,5 @@ class Average(BaseProvisioner[AverageOptions]):
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs."""
-        return state.demand + spare_by_average(state, self.options.factor, self.options.half_life)
-
-
-def spare_by_average(state: NodesState, factor: float, half_life: int) -> FloatArray:
-    """[R] GPUs: `factor` times what is asked for in the time that a node takes to boot."""
-    per_minute = state.averages[:, 1, AVERAGES.index(half_life)]
-    return factor * per_minute * state.boot / 60.0
+        per_minute = state.averages[:, 1, HALF_LIVES.index(self.options.half_life)]
+        return state.demand + self.options.factor * per_minute * state.boot / TICK_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,6 @@ Grid = Mapping[str, tuple[float | str, ...]]
 """Values of options by name."""
 
 
-@runtime_checkable
 class Provisioner(Protocol):
     """Decides once a minute how many GPUs are wanted."""
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.signal import lfilter
 
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
-from rlpto.core.renting import AVERAGES, TICK_S
+from rlpto.core.renting import TICK_S
+from rlpto.forecasting.minute_averages import HALF_LIVES, averages
 from rlpto.forecasting.series import DAY, MONDAY
 from rlpto.io.arrays import FloatArray, IntArray
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:  # it imports torch
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Of the quantiles of a forecast."""
-KEEP = 0.5 ** (1.0 / np.array(AVERAGES))
-"""[A] share of an average that a minute leaves."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,10 @@ class Demand:
     def averages(self) -> FloatArray:
         """[T + 1, G, 2, A] averages once 0, 1, ... T minutes are over, each from what came before it only."""
         counts = np.concatenate([self.day_before, self.counts], axis=1)
-        found = [lfilter([1.0 - keep], [1.0, -keep], counts, axis=1) for keep in KEEP.tolist()]
-        by_minute = np.moveaxis(np.stack(found, axis=-1), 1, 0)
+        groups, minutes, columns = counts.shape
+        flat = np.swapaxes(counts, 0, 1).reshape(minutes, -1)
+        found, _ = averages(flat, np.zeros(flat.shape[1] * len(HALF_LIVES)))
+        by_minute = np.moveaxis(found.reshape(minutes, len(HALF_LIVES), groups, columns), 1, -1)
         return by_minute[self.day_before.shape[1] - 1 :]
 
     def forecasts(self, forecaster: DemandForecaster, boot: float) -> FloatArray:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.core.renting import AVERAGES, NodesState
+from rlpto.core.renting import NodesState
+from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.forecasting.series import DAY, MONDAY
 from rlpto.io.arrays import AnyArray, FloatArray
 
@@ -26,8 +27,8 @@ class Feature(NamedTuple):
 
 
 FEATURES: tuple[Feature, ...] = (
-    *(Feature(f"jobs_{at}", f"jobs per boot time, average with a half-life of {at} min") for at in AVERAGES),
-    *(Feature(f"gpus_{at}", f"GPUs asked for per boot time, average with a half-life of {at} min") for at in AVERAGES),
+    *(Feature(f"jobs_{at}", f"jobs per boot time, half-life {at} min") for at in HALF_LIVES),
+    *(Feature(f"gpus_{at}", f"GPUs asked for per boot time, half-life {at} min") for at in HALF_LIVES),
     Feature("used", "GPUs that jobs hold"),
     Feature("idle", "GPUs that can be used and are not"),
     Feature("booting", "GPUs of nodes that boot"),

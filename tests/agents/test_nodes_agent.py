@@ -8,11 +8,12 @@ import pytest
 from rlpto.agents.checkpoint import Identity, export_agent
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.training import train
-from rlpto.core.renting import AVERAGES, LOOK, NodesState
+from rlpto.core.renting import LOOK, NodesState
 from rlpto.envs.nodes import NodesSetup, play_windows
 from rlpto.experiments.config import load_config
 from rlpto.experiments.environments import nodes_setup
 from rlpto.experiments.experiment import Experiment
+from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.registry import make_provisioner
@@ -60,7 +61,7 @@ def test_the_agent_of_a_file_decides_as_it_did_under_training(setup, trained, tm
 def test_an_agent_for_other_nodes_is_refused(trained):
     decides = agent(trained / "last.zip")
     seen = {name: np.zeros(1) for name in LOOK.names}
-    averages = np.zeros((1, 2, len(AVERAGES)))
+    averages = np.zeros((1, 2, len(HALF_LIVES)))
     for size, boot, said in ((8.0, 300.0, "4 GPUs, but these have 8"), (4.0, 600.0, "300 s of boot time")):
         fixed = {"size": np.array([size]), "boot": np.array([boot]), "most": np.array([80.0])}
         state = NodesState(np.zeros(1), np.zeros(1), averages=averages, forecast=np.zeros((1, 0)), **fixed, **seen)

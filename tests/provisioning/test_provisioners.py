@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from rlpto.core.renting import AVERAGES, LOOK, NodesState
+from rlpto.core.renting import LOOK, NodesState
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
+from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.base import checked_gpus
@@ -21,7 +22,7 @@ def state(
     """One group of nodes of 4 GPUs that boot in 300 s."""
     seen = {name: np.zeros(1) for name in LOOK.names}
     seen |= {"used": np.array([used]), "waiting": np.array([waiting]), "ready": np.array([16.0])}
-    averages = np.zeros((1, 2, len(AVERAGES)))
+    averages = np.zeros((1, 2, len(HALF_LIVES)))
     averages[0, 1] = [5.0, 4.0, 3.0, 2.0, 1.0]  # GPUs a minute
     fixed = {"size": np.array([4.0]), "boot": np.array([300.0]), "most": np.array([80.0])}
     now = np.zeros(1)
@@ -110,3 +111,11 @@ def test_an_agent_cannot_learn_where_nodes_cost_nothing():
     for change in ("reward.money=0", "cluster.nodes=[{gpus: 4, rented: {most: 4}}]"):
         with pytest.raises(ConfigError, match="rented nodes cost nothing"):
             Experiment(load_config("rented", [change])).check_renting()
+
+
+def test_a_wrong_provisioner_is_refused_before_anything_runs_and_any_where_no_nodes_are_rented():
+    with pytest.raises(ConfigError, match="no provisioner 'nonsense'"):
+        Experiment(load_config("rented", ["policies=[index@nonsense]"])).check()
+    for spec, said in (("fifo@reactive", "no nodes are rented here"), ("fifo@", "expected name or name:option")):
+        with pytest.raises(ConfigError, match=said):
+            Experiment(load_config("quickstart")).policy(spec)

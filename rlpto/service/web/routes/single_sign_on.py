@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import re
 import secrets
+import ssl
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Mapping
@@ -115,9 +116,10 @@ class SingleSignOn:
 
     async def _ask(self, method: str, url: str, **given: Any) -> dict[str, Any]:
         """An answer of the provider in JSON. Raises Problem: for people, without what was sent or answered."""
-        encrypted = not url.lower().startswith("http:")  # else all known authorities would be read for nothing
+        # Without encryption no authority is trusted, and the known ones need not be read.
+        trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.lower().startswith("http:") else True
         try:
-            async with asyncio.timeout(TIMEOUT_S), httpx2.AsyncClient(verify=encrypted) as client:
+            async with asyncio.timeout(TIMEOUT_S), httpx2.AsyncClient(verify=trusted) as client:
                 answer = await client.request(method, url, **given)
             if answer.status_code != 200:
                 raise self._failed(f"answers {answer.status_code} to {urlsplit(url).path}")
