@@ -70,11 +70,11 @@ class Client:
             raise ServiceError(f"the token for {self.address} has characters that none has, such as the end of a line")
         self._retry_for_s = retry_for_s
         trusted: ssl.SSLContext | bool = True
-        if certificate is not None:
-            trusted = ssl.create_default_context(cafile=certificate)
-        elif self.address.lower().startswith("http:"):  # all known authorities would be read for nothing
-            trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
+            if certificate is not None:
+                trusted = ssl.create_default_context(cafile=certificate)
+            elif self.address.lower().startswith("http:"):  # all known authorities would be read for nothing
+                trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._http = httpx2.Client(
                 base_url=f"{self.address}/api/v1",
                 headers={"Authorization": f"Bearer {secret}"},

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -88,13 +89,19 @@ def finish(store: Store, job: str, state: str = "finished") -> None:
         add_event(store, "job", time.time(), job, "ann", {"state": state})
 
 
-@pytest.mark.parametrize(("address", "checked"), [("http://a", False), ("https://a", True), ("HTTPS://a", True)])
-def test_only_what_is_encrypted_is_checked(address: str, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("address", "known"), [("http://a", False), ("https://a", True), ("HTTPS://a", True)])
+def test_authorities_are_read_only_where_something_is_encrypted(
+    address: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To read all known authorities takes a tenth of a second, which each command would need."""
     given: dict[str, Any] = {}
     monkeypatch.setattr("rlpto.client.httpx2.Client", lambda **options: given.update(options))
     Client(address, "token")
-    assert given["verify"] is checked
+    trusted = given["verify"]
+    assert (trusted is True) == known
+    if not known:  # were anything encrypted after all, it would be refused
+        assert trusted.verify_mode is ssl.CERT_REQUIRED
+        assert trusted.get_ca_certs() == []
 
 
 class TestClient:
