@@ -10,6 +10,6 @@ register(
 )
 register(
     id="rlpto/Nodes-v1",
-    entry_point="rlpto.experiments.environments:nodes_env",
-    vector_entry_point="rlpto.experiments.environments:nodes_vector_env",
+    entry_point="rlpto.experiments.nodes_environments:nodes_env",
+    vector_entry_point="rlpto.experiments.nodes_environments:nodes_vector_env",
 )

@@ -23,7 +23,7 @@ from rlpto.envs.episodes import (
     observation_space,
 )
 from rlpto.envs.observation import Observation
-from rlpto.envs.whole_windows import NO_BASELINE, above_baseline, baseline_rollout
+from rlpto.envs.whole_windows import NO_BASELINE, Baseline, above_baseline, baseline_of
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.errors import CheckpointError, ConfigError
 
@@ -71,12 +71,12 @@ class EnvBatch:
     ) -> None:
         check_integer("num_envs", count, 1, MOST_ENVS)
         self.setup, self.count, self.max_steps = setup, count, max_steps
-        self.baseline = NO_BASELINE
+        self.baseline: Baseline | None = None
         self.clusters: SimulatedClusters | OneCluster
         if isinstance(setup, EnvSetup) and compiled:
             self.clusters = SimulatedClusters(setup, count)
             if setup.settings.baseline == "start_heuristic":
-                self.baseline = baseline_rollout(setup)
+                self.baseline = baseline_of(setup)
         elif count > 1:
             raise ConfigError(f"num_envs: {count}, but there is one external cluster; expected 1")
         else:
@@ -130,7 +130,10 @@ class EnvBatch:
         start = clusters.time
         parts, ended = clusters.run(weights, settings.hold)
         end = clusters.time
-        reward = above_baseline(self.baseline, clusters.current, start, end, ended, parts) / settings.reward_scale
+        baseline = NO_BASELINE if self.baseline is None else self.baseline.rollout(clusters.current)
+        reward = np.empty(self.count)
+        above_baseline(baseline, clusters.current, start, end, ended, parts, reward)
+        reward /= settings.reward_scale
         self.elapsed[:] = end - start
         self.steps += 1
         self.terms += parts

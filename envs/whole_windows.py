@@ -17,7 +17,7 @@ from rlpto.envs.compiled_batch import NO_TRACE, PARTS, CompiledBatch, run_cluste
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.observation import empty_observation
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
-from rlpto.io.compiled import njit
+from rlpto.io.compiled import helper, kernel
 from rlpto.io.cores import cores
 from rlpto.planning.planner import copy_of
 
@@ -36,7 +36,7 @@ UNOBSERVED = empty_observation(0, 0, 0)
 class BaselineRollout(NamedTuple):
     """The reward of the start heuristic in each workload, which it plays once.
 
-    time [s], total: [W, L] at its decisions. decisions: [W].
+    time [s], total: [W, L] at its decisions. decisions: [W], 0 where it has not played yet.
     """
 
     time: FloatArray
@@ -48,20 +48,37 @@ NO_BASELINE = BaselineRollout(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dt
 """No baseline is subtracted."""
 
 
+class Baseline:
+    """The baseline rollouts of a setup; a workload is played when it is first asked for."""
+
+    def __init__(self, setup: EnvSetup) -> None:
+        self._batch, self._weights = setup.compiled(), np.atleast_2d(setup.start)
+        count = len(self._batch.pool)
+        self._rollout = BaselineRollout(np.zeros((count, 0)), np.zeros((count, 0)), np.zeros(count, dtype=np.int64))
+
+    def rollout(self, workloads: IntArray) -> BaselineRollout:
+        """The rollouts, those of `workloads` played."""
+        time, total, decisions = self._rollout
+        missing = decisions[workloads] == 0
+        if not missing.any():
+            return self._rollout
+        for workload in np.unique(workloads[missing]).tolist():
+            rows = _play(self._batch, workload, self._weights)
+            if (more := len(rows) - time.shape[1]) > 0:
+                time, total = (np.pad(array, ((0, 0), (0, more))) for array in (time, total))
+            time[workload, : len(rows)], total[workload, : len(rows)] = rows.T
+            decisions[workload] = len(rows)
+        self._rollout = BaselineRollout(time, total, decisions)
+        return self._rollout
+
+
 @lru_cache(maxsize=4)
-def baseline_rollout(setup: EnvSetup) -> BaselineRollout:
-    """Let the start heuristic schedule every workload of a setup once; further environments of it share the result."""
-    batch, weights = setup.compiled(), np.atleast_2d(setup.start)
-    played = [_play(batch, workload, weights) for workload in range(len(batch.pool))]
-    decisions = np.array([len(rows) for rows in played], dtype=np.int64)
-    time = np.zeros((len(played), decisions.max()))
-    total = np.zeros_like(time)
-    for workload, rows in enumerate(played):
-        time[workload, : len(rows)], total[workload, : len(rows)] = rows.T
-    return BaselineRollout(time, total, decisions)
+def baseline_of(setup: EnvSetup) -> Baseline:
+    """The baseline rollouts of a setup; further environments of it share them."""
+    return Baseline(setup)
 
 
-@njit()
+@kernel()
 def above_baseline(
     baseline: BaselineRollout,
     workload: IntArray,
@@ -69,30 +86,36 @@ def above_baseline(
     end: FloatArray,
     ended: BoolArray,
     parts: FloatArray,
-) -> FloatArray:
-    """[B] sums of parts [B, 4], minus the reward of the baseline rollout from start [B] to end [B].
+    reward: FloatArray,
+) -> None:
+    """Fill reward [B]: sums of parts [B, 4], minus the reward of the baseline rollout from start [B] to end [B].
 
     Where the episode has ended, all the rollout still earns is subtracted at once.
     """
-    reward = np.zeros(len(parts))
     for b in range(len(parts)):
-        reward[b] = parts[b].sum()
-        if len(baseline.decisions):
+        reward[b] = 0.0
+        for term in range(parts.shape[1]):
+            reward[b] += parts[b, term]
+        if len(baseline.decisions) > 0:
             until = np.inf if ended[b] else end[b]
             reward[b] -= _earned(baseline, workload[b], until) - _earned(baseline, workload[b], start[b])
-    return reward
 
 
-@njit()
+@helper()
 def _earned(baseline: BaselineRollout, workload: int, time: float) -> float:
     """Reward of the baseline rollout up to `time`, linear between its decisions."""
-    n = baseline.decisions[workload]
-    times, totals = baseline.time[workload, :n], baseline.total[workload, :n]
-    at = np.searchsorted(times, time)
+    times, totals, at = baseline.time[workload], baseline.total[workload], 0
+    above = baseline.decisions[workload]
+    while at < above:  # the first decision that is not before it
+        middle = (at + above) // 2
+        if times[middle] < time:
+            at = middle + 1
+        else:
+            above = middle
     if at == 0:
         return 0.0
-    if at == n:
-        return float(totals[n - 1])
+    if at == baseline.decisions[workload]:
+        return float(totals[at - 1])
     share = (time - times[at - 1]) / (times[at] - times[at - 1])
     return float(totals[at - 1] + share * (totals[at] - totals[at - 1]))
 

@@ -21,7 +21,6 @@ from rlpto.core.rewards import HOUR
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import Workload
 from rlpto.envs.episodes import EnvSetup, check_integer
-from rlpto.envs.nodes import NodesEnv, NodesSetup, NodesVectorEnv
 from rlpto.envs.observation import FORECAST_FEATURES, Observed, forecast_features
 from rlpto.envs.rendering import METADATA
 from rlpto.envs.settings import EnvSettings
@@ -37,8 +36,8 @@ from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights, load_weights
 
-DEFAULT, RENTED = "quickstart", "rented"
-"""Configurations of environments where none is named: of those that allocate GPUs, and of those that rent nodes."""
+DEFAULT = "quickstart"
+"""Configuration of environments where none is named."""
 SetupKind = TypeVar("SetupKind", bound=EnvSetup)
 Overrides = Sequence[str] | Mapping[str, Any]
 
@@ -62,7 +61,8 @@ def cluster_env(
 
     Raises ConfigError, TraceError, ProfileError, JobError or CheckpointError for errors in any of them.
     """
-    return ClusterEnv(_setup(_changed(config, overrides, settings), split, seeds, training_setup), render_mode)
+    setup = cached_setup(changed_config(config, overrides, settings), split, seeds, training_setup)
+    return ClusterEnv(setup, render_mode)
 
 
 setattr(cluster_env, "metadata", METADATA)  # noqa: B010  where gymnasium looks for the render modes of an entry point
@@ -88,44 +88,8 @@ def vector_env(
 
     The others as in `cluster_env`.
     """
-    setup = _setup(_changed(config, overrides, settings), split, seeds, training_setup)
+    setup = cached_setup(changed_config(config, overrides, settings), split, seeds, training_setup)
     return ClusterVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
-
-
-def nodes_env(
-    config: Config | Path | str = RENTED,
-    split: str = "train",
-    seeds: Iterable[int] | None = None,
-    render_mode: str | None = None,
-    overrides: Overrides = (),
-    **settings: Any,
-) -> NodesEnv:
-    """A single environment in which nodes are rented: `gymnasium.make("rlpto/Nodes-v1", ...)`.
-
-    config: nodes of its cluster are rented; `provision` is the heuristic of action zero. The others as in
-    `cluster_env`.
-    """
-    return NodesEnv(_setup(_changed(config, overrides, settings), split, seeds, nodes_setup), render_mode)
-
-
-setattr(nodes_env, "metadata", METADATA)  # noqa: B010
-
-
-def nodes_vector_env(
-    num_envs: int = 1,
-    config: Config | Path | str = RENTED,
-    split: str = "train",
-    seeds: Iterable[int] | None = None,
-    render_mode: str | None = None,
-    overrides: Overrides = (),
-    seed: int | None = None,
-    max_episode_steps: int | None = None,
-    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-    **settings: Any,
-) -> NodesVectorEnv:
-    """Many of them that step together: `gymnasium.make_vec("rlpto/Nodes-v1", num_envs=...)`; see `vector_env`."""
-    setup = _setup(_changed(config, overrides, settings), split, seeds, nodes_setup)
-    return NodesVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
 
 
 class EnvPolicy(BasePolicy[NoOptions], ABC):
@@ -141,7 +105,7 @@ class EnvPolicy(BasePolicy[NoOptions], ABC):
     settings: Mapping[str, Any] = {}
 
     def __init__(self, options: NoOptions | None = None) -> None:
-        config = _changed(self.config, self.overrides, self.settings)
+        config = changed_config(self.config, self.overrides, self.settings)
         self.name, start = type(self).__name__, start_weights(config)
         self._steering = Steering(self.name, lambda seen: self.act(seen._asdict()), config.env, start)
         super().__init__(options)
@@ -175,10 +139,10 @@ def training_setup(
     CheckpointError for a file of weights.
     """
     several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
-    return EnvSetup(**_parts(several, split, seeds))
+    return EnvSetup(**setup_parts(several, split, seeds))
 
 
-def _parts(several: Sequence[Experiment], split: str, seeds: Iterable[int] | None) -> dict[str, Any]:
+def setup_parts(several: Sequence[Experiment], split: str, seeds: Iterable[int] | None) -> dict[str, Any]:
     """The fields of `EnvSetup`."""
     config = several[0].config
     wanted = None if seeds is None else tuple(seeds)
@@ -203,24 +167,6 @@ def _parts(several: Sequence[Experiment], split: str, seeds: Iterable[int] | Non
     }
 
 
-def nodes_setup(
-    experiments: Experiment | Sequence[Experiment], split: str = "train", seeds: Iterable[int] | None = None
-) -> NodesSetup:
-    """What `training_setup` gives, for environments in which nodes are rented. Raises ConfigError where none are."""
-    several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
-    if not several[0].shape.rented_groups:
-        raise ConfigError("cluster.nodes: no nodes are rented; expected some with `rented`, as in configs/rented.yaml")
-    parts = _parts(several, split, seeds)
-    parts["settings"] = parts["settings"].model_copy(update={"baseline": "none"})
-    demands = tuple(
-        several[workload.group].demand(workload.name.split("/")[-2], workload.jobs) for workload in parts["workloads"]
-    )
-    heuristic = several[0].provisioner("")
-    found = [several[0].demand_forecasts(heuristic, demand) for demand in demands]
-    forecasts = tuple(one for one in found if one is not None)
-    return NodesSetup(**parts, demands=demands, heuristic=heuristic, forecasts=forecasts)
-
-
 def start_weights(config: Config) -> FloatArray:
     """[STEERING_FEATURES] weights of the heuristic that agents start from. Raises CheckpointError for a bad file."""
     if config.env.start is None:
@@ -241,7 +187,7 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
     return tables.within(shape.kind_gpus)
 
 
-def _setup(config: Config, split: str, seeds: Iterable[int] | None, make: Callable[..., SetupKind]) -> SetupKind:
+def cached_setup(config: Config, split: str, seeds: Iterable[int] | None, make: Callable[..., SetupKind]) -> SetupKind:
     """The setup of one configuration; the same object as long as neither it nor its files change."""
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split: expected train, validation or test, got {split!r}")
@@ -271,7 +217,7 @@ def _stamps(content: str) -> tuple[tuple[str, int, int], ...]:
     return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in about)
 
 
-def _changed(config: Config | Path | str, overrides: Overrides, settings: Mapping[str, Any]) -> Config:
+def changed_config(config: Config | Path | str, overrides: Overrides, settings: Mapping[str, Any]) -> Config:
     """A configuration with overrides, and other settings of the environment.
 
     Raises ConfigError, naming the key, if one is wrong.

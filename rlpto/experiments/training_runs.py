@@ -17,8 +17,9 @@ from rlpto.agents.training_loop import BASELINES, EVENTS, HISTORY, Status, Train
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
 from rlpto.envs.episodes import EnvSetup
 from rlpto.experiments.config import Config, load_config
-from rlpto.experiments.environments import nodes_setup, start_weights, training_setup
+from rlpto.experiments.environments import start_weights, training_setup
 from rlpto.experiments.experiment import Experiment, refuse_for_learning
+from rlpto.experiments.nodes_environments import nodes_setup
 from rlpto.experiments.run_folder import (
     CONFIG_FILE,
     Result,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.nodes import NodesSetup, play_windows
 from rlpto.experiments.config import Config
-from rlpto.experiments.environments import nodes_setup
 from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.nodes_environments import nodes_setup
 from rlpto.io.errors import ConfigError, nearest
 from rlpto.provisioning.base import Provisioner
 from rlpto.provisioning.registry import BUILT_IN, spec_of

@@ -11,8 +11,8 @@ from rlpto.agents.training import train
 from rlpto.core.renting import LOOK, NodesState
 from rlpto.envs.nodes import NodesSetup, play_windows
 from rlpto.experiments.config import load_config
-from rlpto.experiments.environments import nodes_setup
 from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.nodes_environments import nodes_setup
 from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.policies.spec import parse_spec

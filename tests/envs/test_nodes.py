@@ -9,8 +9,8 @@ import rlpto.envs  # noqa: F401
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.nodes import NodesBatch, NodesSetup, play_windows
 from rlpto.experiments.config import load_config
-from rlpto.experiments.environments import nodes_setup, nodes_vector_env
 from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.nodes_environments import nodes_setup, nodes_vector_env
 from rlpto.io.errors import ConfigError
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.registry import make_provisioner

@@ -1,0 +1,76 @@
+"""From a configuration to environments in which nodes are rented; what gymnasium finds under `rlpto/Nodes-v1`.
+
+Apart from `rlpto.experiments.environments`, since torch and stable-baselines3 take seconds to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gymnasium.vector import AutoresetMode
+
+from rlpto.envs.nodes import NodesEnv, NodesSetup, NodesVectorEnv
+from rlpto.envs.rendering import METADATA
+from rlpto.experiments.config import Config
+from rlpto.experiments.environments import Overrides, cached_setup, changed_config, setup_parts
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import ConfigError
+
+DEFAULT = "rented"
+"""Configuration where none is named."""
+
+
+def nodes_env(
+    config: Config | Path | str = DEFAULT,
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    render_mode: str | None = None,
+    overrides: Overrides = (),
+    **settings: Any,
+) -> NodesEnv:
+    """A single environment in which nodes are rented: `gymnasium.make("rlpto/Nodes-v1", ...)`.
+
+    config: nodes of its cluster are rented; `provision` is the heuristic of action zero. The others as in
+    `cluster_env`.
+    """
+    return NodesEnv(cached_setup(changed_config(config, overrides, settings), split, seeds, nodes_setup), render_mode)
+
+
+setattr(nodes_env, "metadata", METADATA)  # noqa: B010
+
+
+def nodes_vector_env(
+    num_envs: int = 1,
+    config: Config | Path | str = DEFAULT,
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    render_mode: str | None = None,
+    overrides: Overrides = (),
+    seed: int | None = None,
+    max_episode_steps: int | None = None,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    **settings: Any,
+) -> NodesVectorEnv:
+    """Many of them that step together: `gymnasium.make_vec("rlpto/Nodes-v1", num_envs=...)`; see `vector_env`."""
+    setup = cached_setup(changed_config(config, overrides, settings), split, seeds, nodes_setup)
+    return NodesVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
+
+
+def nodes_setup(
+    experiments: Experiment | Sequence[Experiment], split: str = "train", seeds: Iterable[int] | None = None
+) -> NodesSetup:
+    """What `training_setup` gives, for environments in which nodes are rented. Raises ConfigError where none are."""
+    several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
+    if not several[0].shape.rented_groups:
+        raise ConfigError("cluster.nodes: no nodes are rented; expected some with `rented`, as in configs/rented.yaml")
+    parts = setup_parts(several, split, seeds)
+    parts["settings"] = parts["settings"].model_copy(update={"baseline": "none"})
+    demands = tuple(
+        several[workload.group].demand(workload.name.split("/")[-2], workload.jobs) for workload in parts["workloads"]
+    )
+    heuristic = several[0].provisioner("")
+    found = [several[0].demand_forecasts(heuristic, demand) for demand in demands]
+    forecasts = tuple(one for one in found if one is not None)
+    return NodesSetup(**parts, demands=demands, heuristic=heuristic, forecasts=forecasts)
