@@ -104,7 +104,8 @@ def _jobs() -> Iterator[Table | str]:
     database = newest_database(Path(last.folder))
     if database is None:
         return
-    if (decided := dict(read_table(database, "facts")[1]).get(PROVISIONING)) is not None:
+    facts = {row[0]: row[1] for row in read_table(database, "facts")[1]}
+    if (decided := facts.get(PROVISIONING)) is not None:
         yield ProvisioningStatus(**json.loads(decided)).text
     headings = ("id", "name", "state", "GPUs", "done", "ends in \\[s]")
     table = make_table(*headings, title=f"jobs of {database.parent.name}")

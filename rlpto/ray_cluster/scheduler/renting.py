@@ -143,7 +143,7 @@ class LocalRental:
         self._rng = np.random.default_rng([seed, 3])
         self._rentals: list[Rental] = []
         self._leaving: list[Rental] = []
-        self._own = {node.id for node in backend.nodes()}
+        self._own = {node.id for node in backend.nodes()} if any(node.rented is None for node in shape) else set()
         self._cost, self._paid_until = 0.0, clock()
         self.claimed: Callable[[], set[str]] = set
         backend.shown = self._shown
