@@ -47,7 +47,7 @@ class FakeMachines(Executor):
         self.backend, self.broken = backend, False
         self.times: list[tuple[str, float, float]] = []
 
-    def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:  # type: ignore[override]
+    def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
         try:
             done.set_result(call(*args, **named))

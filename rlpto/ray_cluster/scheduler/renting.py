@@ -155,7 +155,7 @@ class LocalRental:
 
     def close(self) -> None:
         """End all rented nodes."""
-        self._backend.shown = list
+        self._backend.shown = None
         for rental in (*self._rentals, *self._leaving):
             self._end(rental)
 
