@@ -360,8 +360,8 @@ class Experiment:
         """
         for spec in self.config.policies:
             self.policy(spec)
-            if self.shape.rented_groups:
-                self.provisioner(spec)
+            if self.shape.rented_groups and getattr(self.provisioner(spec), "forecasts", False):
+                _ = self.config.forecast.demand or self.traces.learnt_demand()
         _ = self.forecasts
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)

@@ -20,7 +20,7 @@ from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.on_ray import real_cluster, run_session
 from rlpto.experiments.session_loop import session_rules
-from rlpto.io.errors import ClusterError
+from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.renting import LocalRental
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -179,6 +179,13 @@ def test_a_node_that_does_not_start_ends_the_session_in_one_line(tmp_path: Path)
     session.machines.broken = True
     with pytest.raises(ClusterError, match="no more sockets"):
         session.run("fifo@reactive")
+
+
+def test_a_forecast_without_demand_to_learn_from_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    settings = "policies=['fifo@forecast']", "evaluation.reference=fifo@forecast"
+    session = Session(tmp_path, "[{model: small, submit: 0, epochs: 1, gpus: 1}]", *settings)
+    with pytest.raises(ConfigError, match=r"no demand before the test windows to fit .* expected forecast\.demand"):
+        session.experiment.check()
 
 
 def test_a_session_that_goes_on_keeps_what_was_decided(tmp_path: Path) -> None:
