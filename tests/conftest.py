@@ -32,6 +32,7 @@ CLUSTERS = (
     (
         "controller",
         "real",
+        "rented_nodes",
         "faults",
         "parameter_server",
         "policies",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -90,7 +91,8 @@ def _jobs() -> Iterator[Table | str]:
     """The scheduler on the cluster that this process is connected to, and the progress of its run's jobs."""
     from rlpto.ray_cluster.controllers import all_controllers
     from rlpto.ray_cluster.scheduler.connection import schedulers
-    from rlpto.ray_cluster.scheduler.session_folder import job_progress, newest_database
+    from rlpto.ray_cluster.scheduler.session_folder import job_progress, newest_database, read_table
+    from rlpto.store.status import PROVISIONING, ProvisioningStatus
 
     controllers = len(all_controllers())
     last = next(reversed(schedulers()), None)
@@ -102,6 +104,9 @@ def _jobs() -> Iterator[Table | str]:
     database = newest_database(Path(last.folder))
     if database is None:
         return
+    facts = {row[0]: row[1] for row in read_table(database, "facts")[1]}
+    if (decided := facts.get(PROVISIONING)) is not None:
+        yield ProvisioningStatus(**json.loads(decided)).text
     headings = ("id", "name", "state", "GPUs", "done", "ends in \\[s]")
     table = make_table(*headings, title=f"jobs of {database.parent.name}")
     for job, name, now, gpus, done, left in job_progress(database):

@@ -79,8 +79,8 @@ METRICS: tuple[CellMetric, ...] = (
         "cost",
         "",
         "lower",
-        "Price of the GPUs held by all jobs, by `price` of cluster.nodes; not defined where that is not set, and for "
-        "real runs.",
+        "Price of the GPUs held by all jobs, and of rented nodes, by `price` of cluster.nodes; not defined where that "
+        "is not set, and for real runs without rented nodes.",
     ),
     CellMetric(
         "node_hours",

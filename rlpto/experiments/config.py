@@ -296,8 +296,8 @@ class Config(Settings):
     ray: RaySettings = RaySettings()
     """Real jobs on a Ray cluster."""
     provision: ProvisionerSpec = "reactive"
-    """Decides how many nodes are rented where `cluster.nodes` says that they are: `name` or `name:option=value,...`,
-    for policies that name none (index@average:factor=2)."""
+    """Decides how many nodes are rented where `cluster.nodes` says so, or asked for (`ray.autoscale`): `name` or
+    `name:option=value,...`, for policies that name none (index@average:factor=2)."""
     policies: tuple[PolicySpec, ...] = Field(("fifo", "srtf", "las"), min_length=1)
     """Policies to evaluate: `name` or `name:option=value,...`, as `rlpto policies` lists them."""
     evaluation: EvaluationSettings = EvaluationSettings()

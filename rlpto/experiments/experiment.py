@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -44,7 +44,7 @@ from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.spec import parse_provisioner, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.provisioning.base import Provisioner
-from rlpto.provisioning.control import NodeGroups, RentedNodes
+from rlpto.provisioning.control import NodeGroups, RentedNodes, RentingCluster
 from rlpto.provisioning.demand import Demand, demand_of, minute_counts
 from rlpto.provisioning.registry import make_provisioner
 from rlpto.simulator.cluster import SimulatedCluster
@@ -102,7 +102,9 @@ class Experiment:
         jobs = record.jobs
         guessed = np.isin(np.array(jobs.models, dtype=np.str_), sorted(self.guessed_models))
         alone, requested = (np.where(guessed, np.nan, time) for time in (jobs.alone_time, jobs.requested_time))
-        return replace(record, jobs=replace(jobs, alone_time=alone, requested_time=requested))
+        unknown = np.nan if guessed.any() else 1.0
+        rented = replace(record.rented, late=record.rented.late * unknown, idle_cost=record.rented.idle_cost * unknown)
+        return replace(record, jobs=replace(jobs, alone_time=alone, requested_time=requested), rented=rented)
 
     @cached_property
     def _facts(self) -> BatchCache:
@@ -269,12 +271,18 @@ class Experiment:
                 "agent.learns nodes: rented nodes cost nothing; expected reward.money and a price of nodes above 0"
             )
 
-    def rented_nodes(self, cluster: SimulatedCluster, spec: str, window: str) -> RentedNodes | None:
-        """What decides on the rented nodes of a run on a window; None where none may be rented."""
-        if not self.shape.rented_groups:
-            return None
-        provisioner, demand = self.provisioner(spec), self.demand(window, cluster.jobs)
-        return RentedNodes(cluster, provisioner, demand, self.demand_forecasts(provisioner, demand))
+    def rented_nodes(
+        self,
+        cluster: RentingCluster,
+        jobs: Sequence[Job],
+        spec: str,
+        window: str,
+        rows: Iterable[tuple[float, ...]] = (),
+    ) -> RentedNodes:
+        """What decides on the rented nodes of a run on the jobs of a window. rows: as of `RentedNodes`."""
+        provisioner, demand = self.provisioner(spec), self.demand(window, jobs)
+        by_minute = demand.by_minute(self.demand_forecasts(provisioner, demand))
+        return RentedNodes(cluster, provisioner, by_minute, demand.start, rows)
 
     def demand_forecasts(self, provisioner: Provisioner, demand: Demand) -> FloatArray | None:
         """What is forecast of a window's demand; None where the provisioner needs no forecast."""
@@ -294,14 +302,15 @@ class Experiment:
             except ForecastError as wrong:
                 raise ConfigError(f"forecast.demand: {wrong}") from None
         submit, gpus, end, start = self.traces.learnt_demand()
+        submit, end = submit * self.config.ray.arrivals, end * self.config.ray.arrivals
         counts = minute_counts(submit, gpus, np.zeros(len(gpus), np.int64), 1, int(end / TICK_S))[0]
         return DemandForecaster(seed=self.config.seed).fit(counts, start)
 
     def demand(self, window: str, jobs: Sequence[Job]) -> Demand:
         """What the jobs of a window ask for by the minute, and what was asked for before it."""
-        cut, traces = self.traces.by_name[window].window, self.traces
-        minutes = math.ceil((cut.end - cut.start) / TICK_S)
-        return demand_of(jobs, minutes, self.shape, traces.day_before(cut), traces.local_start(cut))
+        cut, traces, factor = self.traces.by_name[window].window, self.traces, self.config.ray.arrivals
+        minutes = math.ceil((cut.end - cut.start) * factor / TICK_S)
+        return demand_of(jobs, minutes, self.shape, traces.day_before(cut, factor), traces.local_start(cut))
 
     def run_policy(self, policy: Policy, window: str, seed: int, *, spec: str = "", sealed: bool = False) -> RunRecord:
         """Let a policy schedule the jobs of a window.
@@ -318,7 +327,7 @@ class Experiment:
                 window=window,
                 seed=seed,
                 forecaster=forecaster,
-                nodes=self.rented_nodes(cluster, spec, window),
+                nodes=self.rented_nodes(cluster, cluster.jobs, spec, window) if self.shape.rented_groups else None,
                 sealed=sealed,
             )
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
@@ -351,8 +360,8 @@ class Experiment:
         """
         for spec in self.config.policies:
             self.policy(spec)
-            if self.shape.rented_groups:
-                self.provisioner(spec)
+            if self.shape.rented_groups and getattr(self.provisioner(spec), "forecasts", False):
+                _ = self.config.forecast.demand or self.traces.learnt_demand()
         _ = self.forecasts
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)

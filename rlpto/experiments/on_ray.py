@@ -11,16 +11,19 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, job_records, run
 from rlpto.core.policy import Policy
 from rlpto.core.queues import Queue
-from rlpto.core.records import RunRecord
+from rlpto.core.records import NodeRecords, RunRecord
+from rlpto.core.renting import RentedSettings
 from rlpto.evaluation.fidelity import Fidelity, simulated_against_real, write_fidelity
 from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.experiments.config import ClusterSettings, Config, NodeGroup
 from rlpto.experiments.evaluate import labelled, run_cells
 from rlpto.experiments.experiment import Experiment, estimate_noise, prepare
+from rlpto.experiments.nodes_on_ray import nodes_of_cell, rental_of, with_cost
 from rlpto.experiments.session_loop import (
     SCHEDULER,
     SessionLoop,
@@ -44,6 +47,7 @@ from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.live_curves import LiveCurves
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import place
+from rlpto.ray_cluster.scheduler.renting import LocalRental
 from rlpto.ray_cluster.scheduler.session_database import (
     SessionDatabase,
     decision_records,
@@ -89,7 +93,7 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
         raise ConfigError("--keep: a local cluster ends with the command, expected --address as well")
     if how.address is None:
         prepare(config).check()  # what is wrong is better said before nodes are started
-    with real_nodes(config, how.address, folder, how.on_wait) as config:
+    with real_nodes(config, how.address, folder, how.on_wait, rents=True) as config:
         experiment = prepare(config)
         cells = experiment.cells()
         experiment.check()
@@ -115,11 +119,13 @@ def real_nodes(
     folder: Path,
     on_wait: Callable[[str], None],
     on_lost: Callable[[], None] = lambda: None,
+    rents: bool = False,
 ) -> Iterator[Config]:
     """A Ray cluster whose only scheduler this process is; the configuration with the nodes that were found there, and
     those that may come on demand.
 
-    address, on_wait: as in `RealRun`. folder: named to other schedulers. on_lost: as in `Connection`. Raises
+    address, on_wait: as in `RealRun`. folder: named to other schedulers. on_lost: as in `Connection`. rents: a
+    provisioner decides on nodes that are rented or come on demand; such nodes are not up yet. Raises
     ClusterError if there is no cluster, it has no GPUs, or another scheduler is at work on it.
     """
     if config.workload.background:
@@ -128,17 +134,21 @@ def real_nodes(
         if address is None:
             if any(group.spot for group in config.cluster.nodes):
                 raise ConfigError("cluster.nodes: spot nodes are simulated only, expected none with `spot` on Ray")
-            if any(group.rented for group in config.cluster.nodes):
-                raise ConfigError("cluster.nodes: rented nodes are simulated only, expected none with `rented` on Ray")
             if config.ray.autoscale is not None:
                 raise ConfigError("ray.autoscale: a local cluster has no autoscaler, expected null, or an address")
-            stack.enter_context(LocalCluster(config.cluster.shape, on_progress=on_wait))
+            if not rents and config.cluster.shape.rented_groups:
+                raise ConfigError("cluster.nodes: rented nodes are for `evaluate` alone, expected none with `rented`")
+            own = [node for node in config.cluster.shape if node.rented is None]
+            stack.enter_context(LocalCluster(own, on_progress=on_wait))
         else:
             on_wait("connecting to the Ray cluster")
             connection = stack.enter_context(Connection(address, config.ray.ship_code, on_lost))
             if not connection.protected:
                 on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
         stack.enter_context(only_scheduler(folder))
+        if address is None and not own:
+            yield config
+            return
         scale, wait = config.ray.autoscale, FIRST_NODE_S
         if scale is not None:
             stack.callback(RayBackend("").request, 0)
@@ -161,8 +171,21 @@ def real_nodes(
             groups = tuple(
                 NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in alike if n and gpus
             )
+            if scale is not None and rents:
+                groups = on_demand(groups, config.cluster.nodes)
             config = config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
         yield config
+
+
+def on_demand(found: tuple[NodeGroup, ...], described: Sequence[NodeGroup]) -> tuple[NodeGroup, ...]:
+    """The nodes of an autoscaled cluster: those of the largest size come and go. described: by the configuration, whose
+    first rented nodes say how long they boot and what they cost."""
+    first, size = found[0], (found[0].gpus, found[0].cpus, found[0].gpu)
+    most = sum(group.count for group in found if (group.gpus, group.cpus, group.gpu) == size)
+    same = next((group for group in described if group.rented), first)
+    rented = (same.rented or RentedSettings(most=1)).model_copy(update={"least": 0, "most": most})
+    others = tuple(group for group in found if (group.gpus, group.cpus, group.gpu) != size)
+    return (first.model_copy(update={"count": 0, "rented": rented, "price": same.price}), *others)
 
 
 def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
@@ -185,6 +208,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     """
     config, tables = experiment.config, experiment.tables(batch_sizes=True, servers=True)
     ahead = prediction_settings(config.simulator)
+    shape = ClusterShape(replace(node, rented=None, up=True) for node in experiment.shape)
     kind = tables.types[0]
     gpus = max(int(tables.fit_anywhere[0].max()), 1) if tables.fit.size else 1
     first = Job("0", 0.0, kind.model, 1.0, float(tables.samples[0]), gpus, max_gpus=gpus)
@@ -192,12 +216,12 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     for name in policies:
         policy = experiment.policy(name, real=True)
         policy.reset(config.seed)
-        loop = DecisionLoop(SimulatedCluster(experiment.shape, jobs, tables, config.simulator), config.queue)
+        loop = DecisionLoop(SimulatedCluster(shape, jobs, tables, config.simulator), config.queue)
         state = loop.state()
         snapshot = take_snapshot(loop.cluster, state)
         with suppress(Exception):  # a policy that cannot look ahead decides all the same, and `cluster status` says why
             predict(snapshot, policy, config.queue, ahead)
-            run(SimulatedCluster(experiment.shape, jobs, tables, config.simulator), policy, config.queue, config.reward)
+            run(SimulatedCluster(shape, jobs, tables, config.simulator), policy, config.queue, config.reward)
         loop.carry_out(state, policy(state), policy.name)
         Queue(config.queue).stands_until(state)  # asked of the queue only once a policy's decision stands
     compile_fits(config.knowledge.fit)
@@ -241,14 +265,15 @@ class RealCells:
             backend = RayBackend(session, notice_file=self.config.ray.notice_file)
             keep, observers = False, (curves, lambda _: predictor.publish())
             place = (cell.window, cell.seed, backend, database, session, observers)
-            cluster = real_cluster(experiment, *place, keep=self.keep)
-            try:
-                record = run_session(experiment, cell, cluster, predictor)
-            except KeyboardInterrupt:
-                keep = self.keep
-                raise
-            finally:
-                cluster.close(keep)
+            with rental_of(experiment, backend, experiment.window_seed(cell.window, cell.seed)) as rental:
+                cluster = real_cluster(experiment, *place, keep=self.keep)
+                try:
+                    record = run_session(experiment, cell, cluster, predictor, rental)
+                except KeyboardInterrupt:
+                    keep = self.keep
+                    raise
+                finally:
+                    cluster.close(keep)
         return experiment.without_guesses(record)
 
 
@@ -277,7 +302,7 @@ def real_cluster(
         programs, method, pooled = config.ray.programs, known.fit, known.fits == "shared"
         ratio = experiment.speed_ratio
         online = OnlineEstimates(jobs, specs, programs, tables, kinds, ratio, method=method, pooled=pooled)
-    noise = estimate_noise(known, len(jobs), own_seed)
+    noise, rents = estimate_noise(known, len(jobs), own_seed), bool(experiment.shape.rented_groups)
     try:
         return RayCluster(
             backend,
@@ -288,6 +313,7 @@ def real_cluster(
             session_rules(config),
             observers,
             PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
+            possible=experiment.shape if rents and config.ray.autoscale is None else (),
         )
     except KeyboardInterrupt:  # the caller has no cluster to close yet
         if not keep:
@@ -296,8 +322,15 @@ def real_cluster(
         raise
 
 
-def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor | None) -> RunRecord:
-    """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
+def run_session(
+    experiment: Experiment,
+    cell: Cell,
+    cluster: RayCluster,
+    predictor: Predictor | None,
+    rental: LocalRental | None = None,
+) -> RunRecord:
+    """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too.
+    rental: of a local cluster whose nodes are rented."""
     config, database = experiment.config, cluster.database
 
     def make(spec: str) -> Policy:
@@ -307,19 +340,22 @@ def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster, predict
     policy.reset(cell.seed)
     forecasts, window = experiment.forecasts, experiment.traces.by_name[cell.window].window
     forecaster = None if forecasts is None else forecasts.for_run(window)
-    loop = SessionLoop(cluster, policy, config.queue, predictor, forecaster)
+    nodes = nodes_of_cell(experiment, cluster, rental, cell.policy, cell.window, cell.seed)
+    loop = SessionLoop(cluster, policy, config.queue, predictor, forecaster, nodes=nodes)
     while not cluster.done:
         loop.step()
+    rented = NodeRecords() if nodes is None else nodes.records()
     return RunRecord(
         policy=policy.name,
         window=cell.window,
         seed=cell.seed,
         capacity=cluster.shape.capacity,
         jobs=job_records(cluster),
-        decisions=decision_records(database, config.reward),
+        decisions=with_cost(decision_records(database, config.reward), rented, config.reward.money),
         changes=cluster.changes(),
         wall_seconds=cluster.time,
         switches=policy_switches(database),
+        rented=rented,
     )
 
 

@@ -15,6 +15,7 @@ from rlpto.core.loop import DecisionLoop, ProgressWatch
 from rlpto.core.policy import Policy, naming_line
 from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
+from rlpto.experiments.nodes_on_ray import SessionNodes
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import PolicyError, RlptoError
 from rlpto.planning.predictor import BUSY_SHARE, INTERVAL_S, Predictions, Predictor, Sampled, prediction_settings
@@ -208,7 +209,7 @@ class SwitchablePolicy:
 class SessionLoop:
     """A scheduler at work: as `rlpto.core.loop.run`, but its policy is switched on request, and it predicts.
 
-    predictor: None: nothing is predicted. forecaster, served: as in `DecisionLoop`.
+    predictor: None: nothing is predicted. forecaster, served: as in `DecisionLoop`. nodes: decides on rented nodes.
     """
 
     def __init__(
@@ -219,7 +220,9 @@ class SessionLoop:
         predictor: Predictor | None = None,
         forecaster: Callable[[ClusterState], ClusterState] | None = None,
         served: Mapping[str, float] | None = None,
+        nodes: SessionNodes | None = None,
     ) -> None:
+        self._nodes = nodes
         self._cluster, self._policy, self._predictor = cluster, policy, predictor
         self._loop = DecisionLoop(cluster, queue, forecaster, served=served)
         self._watch = ProgressWatch(cluster, policy.in_force or policy.name)
@@ -233,11 +236,15 @@ class SessionLoop:
         for request in self.requests():
             if self._policy.obey(request, cluster.time):
                 self._take_over()
+        if self._nodes is not None:
+            self._nodes.decide()
         if self._due or cluster.changed or cluster.time >= self._decide_at:
             self._due = False
             self._decide()
         self._look_ahead()
         passed = cluster.advance(self._decide_at)
+        if self._nodes is not None:
+            self._nodes.passed(passed)
         self.check_progress(len(passed))
         return passed
 

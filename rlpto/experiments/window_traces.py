@@ -231,14 +231,14 @@ class WindowTraces:
         unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
         return unknown if origin is None else local_seconds(origin)
 
-    def day_before(self, window: Window) -> tuple[FloatArray, IntArray]:
+    def day_before(self, window: Window, factor: float = 1.0) -> tuple[FloatArray, IntArray]:
         """Jobs submitted in the day before a window: seconds before its start, and GPUs; none if files are the windows,
-        which have nothing before them."""
+        which have nothing before them. factor: on all submit times."""
         if self._config.workload.source in ("files", "jobs", "frozen") or window.start == 0:
             return np.zeros(0), np.zeros(0, dtype=np.int64)
         trace = self._scaled[0]
-        first, last = np.searchsorted(trace.submit_time, (window.start - DAY, window.start))
-        return window.start - trace.submit_time[first:last], trace.gpus[first:last]
+        first, last = np.searchsorted(trace.submit_time, (window.start - DAY / factor, window.start))
+        return (window.start - trace.submit_time[first:last]) * factor, trace.gpus[first:last]
 
     def learnt_demand(self) -> tuple[FloatArray, IntArray, float, float]:
         """Jobs of the trace before its first validation or test window: submit times [s], and GPUs; the second at which

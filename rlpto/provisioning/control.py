@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -11,13 +12,16 @@ from rlpto.core.records import NodeRecords
 from rlpto.core.renting import LOOK, TICK_S, NodesState, nodes_for
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.provisioning.base import Provisioner, checked_gpus
-from rlpto.provisioning.demand import Demand
+from rlpto.provisioning.demand import ByMinute
 
 
 class RentingCluster(Protocol):
-    """A cluster whose nodes are rented; see `rlpto.simulator.cluster.SimulatedCluster`."""
+    """A cluster whose nodes are rented: `rlpto.simulator.cluster.SimulatedCluster`, or
+    `rlpto.ray_cluster.scheduler.renting.RealNodes`."""
 
-    time: float
+    @property
+    def time(self) -> float:
+        """Seconds since the start of the workload."""
 
     @property
     def shape(self) -> ClusterShape:
@@ -64,50 +68,59 @@ class NodeGroups:
 
 
 class RentedNodes:
-    """See the module. demand: of the workload. forecast: [T + 1, G, F] by minute, or F = 0."""
+    """See the module. demand, start: as `rlpto.provisioning.demand` has them. rows: of decisions that are over; given
+    where a session goes on. newest: of the latest decision, as far as it is known."""
 
     def __init__(
-        self, cluster: RentingCluster, provisioner: Provisioner, demand: Demand, forecast: FloatArray | None = None
+        self,
+        cluster: RentingCluster,
+        provisioner: Provisioner,
+        demand: ByMinute,
+        start: float,
+        rows: Iterable[tuple[float, ...]] = (),
     ) -> None:
-        self._cluster, self._provisioner, self._start = cluster, provisioner, demand.start
-        self._averages, self._groups = demand.averages(), NodeGroups(cluster.shape)
-        groups = len(cluster.shape.rented_groups)
-        self._forecast = np.zeros((1, groups, 0)) if forecast is None else forecast
-        self._rows: list[tuple[float, ...]] = []
-        self._sums: list[list[float]] = []
+        self._cluster, self.provisioner, self._demand, self._start = cluster, provisioner, demand, start
+        self._groups, self.rows = NodeGroups(cluster.shape), list(rows)
+        self.newest: tuple[float, ...] = ()
         self._unfinished = self._cost = 0.0
         self.due = cluster.next_rent
+
+    def wanted(self) -> float:
+        """GPUs that the provisioner wants now, in all; between decisions too."""
+        return float(self._ask()[1].sum())
 
     def decide(self) -> None:
         """Ask the provisioner. Raises PolicyError if what it says is no number of GPUs."""
         cluster = self._cluster
         self._close()
-        look, minute = cluster.look_at_nodes(), int(cluster.time / TICK_S + 1e-6)
-        time, groups = np.full(len(look), cluster.time), self._groups
-        averages = self._averages[min(minute, len(self._averages) - 1)]
-        forecast = self._forecast[min(minute, len(self._forecast) - 1)]
-        state = groups.state(time, self._start + time, look, averages, forecast)
-        gpus = checked_gpus(self._provisioner.name, self._provisioner(state), state)
-        nodes = groups.nodes(state, gpus)
+        state, gpus = self._ask()
+        nodes = self._groups.nodes(state, gpus)
         cluster.rent(nodes)
         self.due = cluster.next_rent
         sums = (state.ready, state.booting, state.used, np.maximum(gpus - state.demand, 0.0))
-        self._rows.append((cluster.time, float(nodes @ groups.size), *(float(part.sum()) for part in sums)))
+        self.newest = (cluster.time, float(nodes @ self._groups.size), *(float(part.sum()) for part in sums))
 
     def passed(self, passed: AnyArray) -> None:
         """Take in what happened, [P] INTERVAL."""
         self._unfinished += float(passed["unfinished"].sum())
         self._cost += float(passed["cost"].sum())
 
+    def _ask(self) -> tuple[NodesState, FloatArray]:
+        """What is seen, and [G] GPUs that are wanted then."""
+        look, groups, now = self._cluster.look_at_nodes(), self._groups, self._cluster.time
+        averages, forecast = self._demand(int(now / TICK_S + 1e-6), float(groups.boot[0]))
+        time = np.full(len(look), now)
+        state = groups.state(time, self._start + time, look, averages, forecast)
+        return state, checked_gpus(self.provisioner.name, self.provisioner(state), state)
+
     def _close(self) -> None:
         """Note what followed from the latest decision."""
         seconds, money = self._cluster.work_done()
-        if self._rows:
-            self._sums.append([self._unfinished - seconds, self._cost, self._cost - money])
+        if self.newest:
+            self.rows.append((*self.newest, self._unfinished - seconds, self._cost, self._cost - money))
             self._unfinished = self._cost = 0.0
 
     def records(self) -> NodeRecords:
         """All decisions, of a run that is over."""
         self._close()
-        rows = np.array(self._rows).reshape(-1, 6), np.array(self._sums).reshape(-1, 3)
-        return NodeRecords(*np.concatenate(rows, axis=1).T.copy())
+        return NodeRecords(*np.array(self.rows).reshape(-1, 9).T.copy())

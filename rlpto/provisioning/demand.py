@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # it imports torch
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Of the quantiles of a forecast."""
+ByMinute = Callable[[int, float], tuple[FloatArray, FloatArray]]
+"""Gives [G, 2, A] averages and [G, F] forecast of a boot time [s] once so many minutes are over."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Demand:
         by_minute = np.moveaxis(found.reshape(minutes, len(HALF_LIVES), groups, columns), 1, -1)
         return by_minute[self.day_before.shape[1] - 1 :]
 
+    def by_minute(self, forecast: FloatArray | None = None) -> ByMinute:
+        """All of it, known in advance. forecast: as `forecasts`, or none; minutes after the last are as that."""
+        found = self.averages(), np.zeros((1, len(self.counts), 0)) if forecast is None else forecast
+        return lambda minute, _: (found[0][min(minute, len(found[0]) - 1)], found[1][min(minute, len(found[1]) - 1)])
+
     def forecasts(self, forecaster: DemandForecaster, boot: float) -> FloatArray:
         """[T + 1, G, 1 + LEVELS] mean and quantiles of the GPUs asked for in about the next `boot` seconds, once
         0, 1, ... T minutes are over. All jobs together: the groups after the first have none."""
@@ -52,6 +60,20 @@ class Demand:
         found = np.zeros((len(said.mean) - day, len(self.counts), 1 + len(LEVELS)))
         found[:, 0, 0], found[:, 0, 1:] = said.mean[day:, nearest, 1], said.quantiles[day:, nearest, 1]
         return found
+
+
+def arriving(arrived: Callable[[int, int], FloatArray], start: float, forecaster: DemandForecaster | None) -> ByMinute:
+    """Demand by the minute as jobs arrive; what is seen of a day is seen. arrived: counts [G, T, 2] of the minutes from
+    one on and before another, which may be before 0. start: as in `Demand`."""
+
+    @lru_cache(maxsize=1)
+    def at(minute: int, boot: float) -> tuple[FloatArray, FloatArray]:
+        day = arrived(minute - int(DAY / TICK_S), minute)
+        seen = Demand(day[:, :0], day, start + minute * TICK_S)
+        said = np.zeros((1, len(day), 0)) if forecaster is None else seen.forecasts(forecaster, boot)
+        return seen.averages()[-1], said[-1]
+
+    return at
 
 
 def demand_of(

@@ -55,7 +55,7 @@ class ProgramSettings(ProgramKeys):
 
 
 class AutoscaleSettings(Settings):
-    """What Ray's autoscaler is asked for, on a cluster that has one."""
+    """Bounds of what Ray's autoscaler is asked for, on a cluster that has one; `provision` says how much that is."""
 
     most_gpus: int = Field(ge=1, le=16_384)
     """Most GPUs; jobs that want no more than this wait for nodes to come."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from rlpto.store.database import Store
 from rlpto.store.rows import Row, find, first, put
 
-HEARTBEAT, DRAIN = "heartbeat", "drain"
+HEARTBEAT, DRAIN, PROVISIONING = "heartbeat", "drain", "provisioning"
 """Keys of facts."""
 ANY_METRIC = "any"
 """Metric of a preview that is the same by every metric."""
@@ -27,6 +27,26 @@ class Heartbeat:
     address: str = ""
     decisions: int = 0
     longest_wait: float = 0.0
+
+
+@dataclass(frozen=True)
+class ProvisioningStatus:
+    """What a provisioner decided last, `at` [s]: `wanted` GPUs of rented nodes; of nodes that were `ready`, `booting`,
+    and `held` by jobs. spare: GPUs that it wanted beyond those that jobs held or waited for."""
+
+    at: float
+    provisioner: str
+    wanted: float
+    ready: float
+    booting: float
+    held: float
+    spare: float
+
+    @property
+    def text(self) -> str:
+        """In a line, for people."""
+        seen = f"{self.ready:g} are ready, {self.booting:g} boot, {self.held:g} are held"
+        return f"{self.provisioner} wants nodes of {self.wanted:g} GPUs, {self.spare:g} spare; {seen}"
 
 
 @dataclass(frozen=True)
@@ -160,6 +180,12 @@ def heartbeat(store: Store) -> tuple[float, Heartbeat] | None:
         return None
     at, found = json.loads(kept)
     return at, Heartbeat(**found)
+
+
+def provisioning(store: Store) -> ProvisioningStatus | None:
+    """What a provisioner decided last; None: there is none."""
+    kept = store.fact(PROVISIONING)
+    return None if kept is None else ProvisioningStatus(**json.loads(kept))
 
 
 def nodes(store: Store) -> list[NodeRow]:

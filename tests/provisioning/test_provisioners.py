@@ -1,5 +1,7 @@
 """What provisioners want, and what is refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.base import checked_gpus
+from rlpto.provisioning.demand import Demand, arriving
 from rlpto.provisioning.registry import make_provisioner, spec_of
 
 MONDAY_10 = 4 * 86_400.0 + 10 * 3600.0
@@ -44,6 +47,36 @@ def state(
 )
 def test_what_provisioners_want(spec, wanted):
     assert make_provisioner(parse_spec(spec))(state()) == pytest.approx(wanted)
+
+
+def test_averages_of_jobs_as_they_arrive_are_those_of_a_workload_that_is_known():
+    day, minutes = 1440, 90
+    counts = np.random.default_rng(0).poisson(0.5, (2, day + minutes, 2)).astype(np.float64)
+    demand = Demand(counts[:, day:], counts[:, :day])
+    known, online = demand.by_minute(), arriving(lambda first, last: counts[:, day + first : day + last], 0.0, None)
+    for minute in (0, 1, 30, minutes):
+        assert online(minute, 300.0)[0] == pytest.approx(known(minute, 300.0)[0], rel=0.03)
+        assert online(minute, 300.0)[1].shape == known(minute, 300.0)[1].shape == (2, 0)
+    assert known(minutes + 5, 300.0)[0] is not None, "the last one stands"
+
+
+def test_a_forecast_of_jobs_as_they_arrive_reads_a_day_of_them():
+    class Said:
+        horizons = 5, 10
+
+        def batch(self, counts, start, levels):
+            assert counts.shape == (1440, 2)
+            assert start == 600.0 + 3 * 60 - 86_400
+            ahead = np.full((1441, 2, 2), counts[-2:].sum())
+            return SimpleNamespace(mean=ahead, quantiles=np.repeat(2 * ahead[..., None], len(levels), axis=-1))
+
+    def arrived(first, last):
+        minutes = np.arange(first, last)
+        return np.stack([minutes == 2, 3.0 * (minutes == 2)], axis=-1)[None]
+
+    averages, forecast = arriving(arrived, 600.0, Said())(3, 300.0)
+    assert forecast.tolist() == [[4.0, 8.0, 8.0, 8.0, 8.0]]
+    assert averages.shape == (1, 2, len(HALF_LIVES))
 
 
 def test_a_schedule_follows_the_hours_of_the_week():

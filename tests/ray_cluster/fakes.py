@@ -121,6 +121,7 @@ class FakeBackend:
     drained: list[tuple[str, float]] = field(default_factory=list)
     announced: dict[str, float] = field(default_factory=dict)
     requested: list[int] = field(default_factory=list)
+    shown: Callable[[list[NodeInfo]], list[NodeInfo]] | None = None
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
     asked: int = 0
     controller: Callable[..., FakeController] = FakeController
@@ -128,10 +129,11 @@ class FakeBackend:
     _ending: dict[str, FakeController] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
-        return [
+        found = [
             NodeInfo(node, gpus, "", self.cpus.get(node, 0), self.kinds.get(node, "gpu"))
             for node, gpus in self.gpus.items()
         ]
+        return found if self.shown is None else self.shown(found)
 
     def drain(self, node: str, seconds: float) -> str:
         self.drained.append((node, seconds))

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.experiments.config import load_config
-from rlpto.experiments.on_ray import real_nodes
+from rlpto.core.renting import RentedSettings
+from rlpto.experiments.config import NodeGroup, load_config
+from rlpto.experiments.on_ray import on_demand, real_nodes
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.ray_cluster.nodes.environment import EXTERNAL_ADDRESS
 from rlpto.ray_cluster.nodes.processes import free_ports
@@ -75,6 +76,7 @@ def test_jobs_wait_for_nodes_and_idle_ones_go(database: SessionDatabase) -> None
     ("setting", "message"),
     [
         (f"ray.autoscale={SCALE}", r"ray\.autoscale: a local cluster has no autoscaler"),
+        ("cluster.nodes=[{gpus: 2, rented: {most: 2}}]", "rented nodes are for `evaluate` alone"),
         ("cluster.nodes=[{gpus: 2, spot: {mean_hours: 4}}]", "spot nodes are simulated only"),
         ("workload.background=[{gpus: 1, until: 9}]", r"workload\.background: simulated only"),
     ],
@@ -83,6 +85,16 @@ def test_what_a_local_cluster_does_not_have_is_refused(tmp_path: Path, setting: 
     config = load_config(REPOSITORY / "configs" / "ray_smoke.yaml", [setting])
     with pytest.raises(ConfigError, match=message), real_nodes(config, None, tmp_path, print):
         pass
+
+
+def test_the_largest_nodes_of_an_autoscaled_cluster_come_and_go() -> None:
+    found = NodeGroup(count=3, gpus=4, cpus=8), NodeGroup(gpus=2)
+    described = [NodeGroup(gpus=1), NodeGroup(gpus=8, price=2.5, rented=RentedSettings(least=1, most=9, boot=90.0))]
+    first, other = on_demand(found, described)
+    assert (first.count, first.gpus, first.cpus, first.price) == (0, 4, 8, 2.5)
+    assert first.rented == RentedSettings(least=0, most=3, boot=90.0)
+    assert other == found[1]
+    assert on_demand(found, [])[0].rented == RentedSettings(most=3), "boots for 300 s where nothing is said"
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -85,7 +86,9 @@ class RayNode(compat.Node):
         try:
             with started_for(os.environ["RAY_TMPDIR"]):
                 ray, head = RayParams(**parameters), head_address is None
-                super().__init__(ray, head=head, shutdown_at_exit=not stays, spawn_reaper=not stays)
+                # Ray handles SIGTERM for a node, which only the main thread may; the head's handler is enough.
+                at_exit = not stays and threading.current_thread() is threading.main_thread()
+                super().__init__(ray, head=head, shutdown_at_exit=at_exit, spawn_reaper=not stays)
         except BaseException:
             self.kill_all_processes(check_alive=False, wait=True)
             raise
@@ -123,6 +126,12 @@ def start_node(head_address: str | None = None, **options: Any) -> RayNode:
         raise ClusterError(f"the local Ray cluster does not start: {str(error) or type(error).__name__}") from error
 
 
+def node_options(node: Node, cpus: int = CPU_SLOTS) -> dict[str, Any]:
+    """Options of a `RayNode` like a node of a configuration. cpus: CPU slots where it names none."""
+    resources = {} if node.gpu == ONE_KIND else {f"{KIND_RESOURCE}{node.gpu}": 1.0}
+    return {"gpus": node.gpus, "cpus": node.cpus or cpus, "resources": resources}
+
+
 def start_nodes(
     nodes: Sequence[dict[str, Any]], on_progress: Progress, *, cpus: int = CPU_SLOTS, port: int = 0, stays: bool = False
 ) -> Iterator[RayNode]:
@@ -152,7 +161,7 @@ class LocalCluster(ExitStack):
         self._cpus = cpus
         self._nodes: dict[str, RayNode] = {}
         self.folder = unused_folder()
-        options = [self._options(node) for node in nodes]
+        options = [node_options(node, cpus) for node in nodes]
         try:
             self.enter_context(ray_environment(self.folder))
             remove_dead_folders()
@@ -172,10 +181,6 @@ class LocalCluster(ExitStack):
         """Ray's ids of the nodes with GPUs that have not been taken away, in order of their start."""
         return tuple(self._nodes)
 
-    def _options(self, node: Node) -> dict[str, Any]:
-        resources = {} if node.gpu == ONE_KIND else {f"{KIND_RESOURCE}{node.gpu}": 1.0}
-        return {"gpus": node.gpus, "cpus": node.cpus or self._cpus, "resources": resources}
-
     def _keep(self, node: RayNode) -> RayNode:
         """Note a node, which ends in an orderly way with the cluster."""
         self.callback(node.kill_all_processes, check_alive=False, allow_graceful=True, wait=True)
@@ -184,7 +189,7 @@ class LocalCluster(ExitStack):
 
     def add_node(self, gpus: int, **labels: str) -> str:
         """Start another node; returns its id once Ray knows it. labels: of Ray's own, by name."""
-        return str(self._keep(start_node(self.address, **self._options(Node(gpus)), labels=labels)).node_id)
+        return str(self._keep(start_node(self.address, **node_options(Node(gpus), self._cpus), labels=labels)).node_id)
 
     def kill_node(self, node_id: str) -> None:
         """Kill a node as if its machine lost power: SIGKILL to its raylet, whose zombie is reaped."""

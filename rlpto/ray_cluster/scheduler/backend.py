@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -55,9 +55,11 @@ class NodeInfo:
 
 class Backend(Protocol):
     """Where controllers live: Ray, or a test's idea of it. announced: nodes that were announced to go when `nodes` was
-    called last, by id, and when: s of `time.time`; 0: soon."""
+    called last, by id, and when: s of `time.time`; 0: soon. shown: takes the nodes that are alive and gives those that
+    count; None: all do."""
 
     announced: Mapping[str, float]
+    shown: Callable[[list[NodeInfo]], list[NodeInfo]] | None
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive and not announced to go: jobs leave those in order, before they are gone."""
@@ -128,6 +130,7 @@ class RayBackend:
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S
     notice_file: str = ""
     announced: Mapping[str, float] = field(default_factory=dict)
+    shown: Callable[[list[NodeInfo]], list[NodeInfo]] | None = None
     _handles: dict[str, Any] = field(default_factory=dict)
     _heard: set[str] = field(default_factory=set)
     _asked: dict[Any, _Call] = field(default_factory=dict)
@@ -143,6 +146,7 @@ class RayBackend:
         self.announced = {node: at / 1000 for node, at in draining_nodes().items()}
         found = [NodeInfo.of(entry) for entry in alive_nodes() if entry["NodeID"] not in self.announced]
         found = sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
+        found = found if self.shown is None else self.shown(found)
         for node in found if self.notice_file else ():
             watch_node(node.id, self.notice_file)
         return found

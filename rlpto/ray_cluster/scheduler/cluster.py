@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Placement, check_servers_fit
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, check_servers_fit
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.jobs import Job
 from rlpto.core.records import AllocationChanges
@@ -15,6 +16,7 @@ from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, last_report
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
+from rlpto.ray_cluster.scheduler.job_columns import ROUNDING
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.placement import (
     GpuRequests,
@@ -39,7 +41,10 @@ class RayCluster(JobTracker):
     controllers are taken over, and jobs whose controller is gone go on from their checkpoints. source: where further
     jobs and orders come from; with one, nothing that fails ends the session. observers: called about once a second, and
     after every event and decision. reported: called with each report that is written, in the same transaction, and
-    whether it is the last of its job.
+    whether it is the last of its job. possible: all nodes that there may be, where nodes are rented.
+
+    wake_at: s; `advance` returns then at the latest. wants: gives the GPUs that Ray's autoscaler is asked for; None:
+    those that jobs hold or ask for.
 
     A job that keeps GPUs keeps them where they are; others span few nodes. One that is given fewer GPUs gives them up
     before another one gets them (`rlpto.ray_cluster.scheduler.gpu_claims`): of `held_gpus`, which the decision in force
@@ -61,12 +66,15 @@ class RayCluster(JobTracker):
         knowledge: PolicyKnowledge | None = None,
         source: OrderSource | None = None,
         reported: Callable[[RayCluster, JobReport, bool], None] = lambda *_: None,
+        possible: Sequence[Node] = (),
     ) -> None:
         self._source, scale = source, rules.ray.autoscale
         self._requests = None if scale is None else GpuRequests(scale, backend.request)
         found = usable_nodes(backend.nodes(), tables.kinds)
-        nodes = NodeInventory(database)
-        whole = ClusterShape(map(nodes.offered, found))
+        nodes = NodeInventory(database, possible)
+        self.wake_at, self._rents = np.inf, bool(possible)
+        self.wants: Callable[[], float] | None = None
+        whole = nodes.with_all(found)
         if whole.most_gpus == 0:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         began, left = database.number("began"), database.number("beat") or 0.0
@@ -114,6 +122,11 @@ class RayCluster(JobTracker):
     def node_ids(self) -> tuple[str, ...]:
         """Ray's ids of the nodes that are up, in the order of `shape`."""
         return tuple(self._commands.claims.capacity)
+
+    @property
+    def gpus_asked(self) -> int:
+        """GPUs that Ray's autoscaler is asked for; 0 without one."""
+        return 0 if self._requests is None else self._requests.asked
 
     @property
     def done(self) -> bool:
@@ -199,11 +212,11 @@ class RayCluster(JobTracker):
         """Wait until the next decision is due: at the end of the interval, or when something happens."""
         rules, start = self._rules, self.time
         due = rules.due(self.time)
-        on_events = rules.decide_on == "events"
+        end, on_events = min(due, self.wake_at), rules.decide_on == "events"
         self.changed = False
-        while not self.done and self.time < due and not (self.changed and on_events):
+        while not self.done and self.time < end and not (self.changed and on_events):
             now = self._clock.now()
-            ahead = [due - now, rules.ray.poll, rules.limit - now]
+            ahead = [end - now, rules.ray.poll, rules.limit - now]
             if on_events and self._next < len(self.jobs):
                 ahead.append(self.jobs[self._next].submit_time - now)
             self._look(self._backend.reports(max(min(ahead), 0.0)), until=np.inf if on_events else due)
@@ -290,13 +303,20 @@ class RayCluster(JobTracker):
         if self._fatal is not None and self._source is None:
             raise self._fatal
 
+    def look_at_nodes(self) -> None:
+        """Take in which nodes there are now: some were just given back."""
+        alive = usable_nodes(self._backend.nodes(), self.tables.kinds)
+        with self.database.transaction():
+            self._look_at_nodes(alive)
+        self._commands.send_due(self.time)
+
     def _look_at_nodes(self, alive: Sequence[NodeInfo]) -> None:
         self._nodes.announced = self._backend.announced
         if dead := self._nodes.missing(alive):
             self._nodes_down(dead)
         if self._nodes.take_in(alive, self.time):
             self.changed = True
-        if self.up_gpus or not self.active_jobs:
+        if self.up_gpus or not self.active_jobs or self._rents:
             self._gpus_seen = self.time
         elif self.time - self._gpus_seen > self._rules.ray.without_gpus:
             self._fatal = ClusterError(
@@ -339,7 +359,8 @@ class RayCluster(JobTracker):
     def _notify(self) -> None:
         if self._requests is not None:
             wanted = np.maximum(self.store.gpus, self.store.records["requested_gpus"])
-            self._requests.want(int(wanted[self.columns.active].sum()), self.time)
+            gpus = wanted[self.columns.active].sum() if self.wants is None else math.ceil(self.wants() - ROUNDING)
+            self._requests.want(int(gpus), self.time)
         for observer in self._observers:
             observer(self)
 

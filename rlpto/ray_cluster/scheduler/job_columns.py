@@ -113,6 +113,11 @@ class JobColumns:
         """[M] jobs that have reached their epochs, or stopped early."""
         return ~np.isnan(self.store.finish_time)
 
+    @property
+    def submitted(self) -> BoolArray:
+        """[M] jobs that have been let in, those that have ended too."""
+        return self.active | self.failed | self.finished
+
     def restore(self, job: int, row: SessionJob, improvements: Sequence[tuple[float, float]], counted: float) -> None:
         """A job as the database has it. counted: time [s] until which the sums of decisions have what it missed."""
         store = self.store

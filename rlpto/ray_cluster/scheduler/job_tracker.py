@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -97,6 +98,14 @@ class JobTracker:
     def nodes_of(self, job: str) -> Nodes:
         """Ray's node id of each GPU that the plan gives to the job with this id."""
         return self._commands.claims.entry(job).planned.nodes
+
+    def planned_by_node(self) -> Counter[str]:
+        """GPUs that the plan in force gives to jobs, by node id."""
+        return Counter(node for entry in self._commands.claims.entries.values() for node in entry.planned.nodes)
+
+    def claimed(self) -> set[str]:
+        """Ids of nodes of which controllers may hold GPUs or CPU slots, those that are to go too."""
+        return {node for entry in self._commands.claims.entries.values() for _, node in entry.claim}
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""

@@ -35,15 +35,20 @@ class NodeInventory:
 
     claims: who may use what nodes offer. shape: the nodes as they are now, those that will go after those that are up;
     what was up at some time and is missing is down. announced: nodes that will go, as `Backend.announced` has them.
+    possible: all nodes that there may be, where nodes are rented; those that are missing are down.
     """
 
-    def __init__(self, database: SessionDatabase) -> None:
+    def __init__(self, database: SessionDatabase, possible: Sequence[Node] = ()) -> None:
         self._database = database
         self.announced: Mapping[str, float] = {}
         self._going: tuple[str, ...] = ()
         self._known: dict[str, NodeInfo] = {}
         self.claims = GpuClaims()
-        self.shape = ClusterShape()
+        self.shape = ClusterShape(Node(node.gpus, node.cpus, node.gpu, up=False) for node in possible)
+
+    def with_all(self, nodes: Sequence[NodeInfo]) -> ClusterShape:
+        """The cluster with these nodes up, before any was taken in."""
+        return shape_with(self.shape, [self.offered(node) for node in nodes])
 
     def offered(self, node: NodeInfo) -> Node:
         """A node as policies see it."""
@@ -101,21 +106,21 @@ class NodeInventory:
 
 class GpuRequests:
     """Asks Ray's autoscaler for as many GPUs as are wanted, `most_gpus` at most, and for fewer once that has held for
-    `idle_seconds`: its nodes come and go like all others. request: takes the number of GPUs in all."""
+    `idle_seconds`: its nodes come and go like all others. request: takes the number of GPUs in all. asked: GPUs."""
 
     def __init__(self, settings: AutoscaleSettings, request: Callable[[int], None]) -> None:
         self._settings, self._request = settings, request
-        self._asked, self._needed, self._renewed = 0, -math.inf, -math.inf
+        self.asked, self._needed, self._renewed = 0, -math.inf, -math.inf
 
     def want(self, gpus: int, now: float) -> None:
         """gpus: that jobs hold or wait for at `now` [s]."""
         gpus = min(gpus, self._settings.most_gpus)
-        if gpus >= self._asked:
+        if gpus >= self.asked:
             self._needed = now
-        if gpus > self._asked or now - self._needed >= self._settings.idle_seconds:
-            self._asked, self._needed, self._renewed = gpus, now, -math.inf
+        if gpus > self.asked or now - self._needed >= self._settings.idle_seconds:
+            self.asked, self._needed, self._renewed = gpus, now, -math.inf
         if now - self._renewed >= RENEW_S:
-            self._request(self._asked)
+            self._request(self.asked)
             self._renewed = now
 
 

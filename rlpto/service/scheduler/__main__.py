@@ -100,7 +100,7 @@ def serve(settings: ServiceSettings) -> None:
             os.environ["RLPTO_STATE"] = str(folder / STATE_FILE)
             start_local_nodes(config)
         address = settings.scheduler.address or AUTO
-        config = stack.enter_context(real_nodes(config, address, folder, _quiet, lambda: os._exit(LOST)))
+        config = stack.enter_context(real_nodes(config, address, folder, _quiet, lambda: os._exit(LOST), rents=True))
         for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has put its own handlers in place
             signal.signal(number, stop)
         experiment = Experiment(config)
@@ -181,6 +181,8 @@ def _check_local(config: Config) -> None:
             "cluster.nodes: a service starts nodes of one kind of GPU; expected no `gpu` there, or scheduler.address "
             "of a running cluster"
         )
+    if config.cluster.shape.rented_groups:
+        raise ConfigError("cluster.nodes: a service rents no nodes itself, expected no `rented`, or scheduler.address")
     if config.ray.autoscale is not None:
         raise ConfigError("ray.autoscale: a service starts no autoscaler, expected null, or scheduler.address")
 

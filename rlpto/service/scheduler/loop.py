@@ -11,6 +11,8 @@ from rlpto.arrivals.sampled import as_believed
 from rlpto.core.cluster import ClusterState
 from rlpto.core.rewards import REWARD_PARTS, reward_terms
 from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.nodes_on_ray import nodes_of_service
 from rlpto.experiments.session_loop import SessionLoop, SwitchablePolicy, session_predictor, session_rules
 from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.planning.predictor import Sampled
@@ -120,7 +122,8 @@ class SchedulerLoop(SessionLoop):
             self.source.heard = lambda some: volume.arrived(some, self.catalogue.tables, shape.gpus_per_node)
         self.retention = Retention(database, settings.folder, settings.retention, timer=timer)
         had = gpu_time_had(database, now, config.queue.user_half_life)
-        super().__init__(self.cluster, self.policy, config.queue, ahead, served=had)
+        nodes = nodes_of_service(Experiment(config), self.cluster)
+        super().__init__(self.cluster, self.policy, config.queue, ahead, served=had, nodes=nodes)
         self._reward = decision_records(database, config.reward, newest=1).reward.sum(axis=0)  # not shown yet
         self._shown, self._quotas = 0, dict[str, int]()
 

@@ -265,7 +265,7 @@ def test_jobs_go_on_within_a_quota_that_is_lowered(tmp_path: Path, policy: str) 
 def test_a_scheduler_that_loses_its_cluster_is_started_again_and_does_not_count_as_wrong_input(
     service: VirtualService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lost(*connecting: Any) -> None:
+    def lost(*connecting: Any, **_: Any) -> None:
         if connecting:
             connecting[-1]()
         raise ClusterError("the head is gone")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,14 @@ def test_nodes_show_what_labels_say_and_when_they_go(api: Api, monkeypatch: pyte
     monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.1)
     problem(api("POST", "nodes/node-2/drain", "olga", **ask), 503, "no-scheduler")
     assert requests.open_requests(api.store) == [], "it is not announced later either"
+
+
+def test_what_a_provisioner_wants_stands_with_the_nodes(api: Api) -> None:
+    assert api("GET", "nodes").json()["provisioning"] is None
+    said = status.ProvisioningStatus(1.0, "spare:gpus=4", wanted=8, ready=4, booting=2, held=3, spare=4)
+    api.store.set_fact(status.PROVISIONING, json.dumps(asdict(said)))
+    assert api("GET", "nodes").json()["provisioning"] == asdict(said)
+    assert said.text in api("GET", "/parts/nodes").text
 
 
 def test_whether_it_is_ready(api: Api) -> None:

@@ -70,6 +70,14 @@ class UsageAnswer:
 
 
 @dataclass(frozen=True)
+class NodesAnswer:
+    """The nodes. provisioning: how many nodes are wanted, and why; null: no provisioner decides."""
+
+    nodes: list[status.NodeRow]
+    provisioning: status.ProvisioningStatus | None
+
+
+@dataclass(frozen=True)
 class Allocations:
     """Which job held which GPUs when, newest first; job and owner are empty for another user's. names: of jobs. hosts:
     names of the machines of nodes."""
@@ -137,9 +145,9 @@ async def gpu_hours(
 
 
 @router.get("/nodes")
-async def nodes(caller: TheCaller, service: TheService) -> dict[Literal["nodes"], list[status.NodeRow]]:
+async def nodes(caller: TheCaller, service: TheService) -> NodesAnswer:
     """Nodes, their GPUs, and which job holds how many; GPUs of other users' jobs are together under an empty id."""
-    return {"nodes": visible_nodes(service, caller)}
+    return NodesAnswer(visible_nodes(service, caller), status.provisioning(service.store))
 
 
 def visible_nodes(service: Service, caller: Caller) -> list[status.NodeRow]:

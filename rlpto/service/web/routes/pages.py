@@ -175,5 +175,8 @@ _PARTS: dict[str, Callable[[Service, Caller], dict[str, Any]]] = {
     "tiles": _tiles,
     "queue": _queue,
     "running": _running,
-    "nodes": lambda service, caller: {"nodes": visible_nodes(service, caller)},
+    "nodes": lambda service, caller: {
+        "nodes": visible_nodes(service, caller),
+        "provisioning": status.provisioning(service.store),
+    },
 }

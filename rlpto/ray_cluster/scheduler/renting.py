@@ -1,0 +1,269 @@
+"""Rented nodes of a real cluster: what a provisioner sees of them, and how they are asked for and given back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.renting import LOOK, TICK_S, RentedSettings
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.performance.solo import seconds_to_finish
+from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
+
+HOUR = 3600.0
+DRAIN_S = 120.0
+"""Seconds that jobs have to leave a node that is given back, before it ends."""
+
+
+class RealNodes:
+    """The rented nodes of a real cluster; see `rlpto.provisioning.control.RentingCluster`.
+
+    shape: all nodes that there may be. rental: asks for them; None: Ray's autoscaler does, which the cluster tells how
+    many GPUs are wanted. What it was asked for and is not there counts as booting. tick: seconds between decisions.
+    """
+
+    def __init__(
+        self, cluster: RayCluster, shape: ClusterShape, rental: LocalRental | None, tick: float = TICK_S
+    ) -> None:
+        self.shape, self._cluster, self._rental, self._tick = shape, cluster, rental, tick
+        self.next_rent, self._charged = -math.inf, cluster.time
+        self._first = [shape[int(group[0])] for group in shape.rented_groups]
+        self._kinds = [node.gpu for node in self._first]
+        self._worked: dict[str, float] = {}
+        if rental is not None:
+            rental.claimed = cluster.claimed
+
+    @property
+    def time(self) -> float:
+        """Seconds of the session."""
+        return self._cluster.time
+
+    def _group(self, kind: str) -> int:
+        """The first group with a kind of GPU; 0 where there is none."""
+        return self._kinds.index(kind) if kind in self._kinds else 0
+
+    def rent(self, nodes: IntArray) -> None:
+        """Ask for nodes, or give some back, which jobs leave at once."""
+        self._cluster.wake_at = self.next_rent = (math.floor(self.time / self._tick + 1e-9) + 1) * self._tick
+        if self._rental is not None:
+            self._rental.rent(nodes, self._cluster)
+            self._cluster.look_at_nodes()
+
+    def look_at_nodes(self) -> AnyArray:
+        """[G] LOOK, as `rlpto.simulator.renting.look_at_nodes` has it. On Ray's autoscaler, a job with fewer GPUs than
+        it asks for waits for the others."""
+        cluster, seen, rental = self._cluster, np.zeros(len(self._kinds), dtype=LOOK), self._rental
+        held, store = cluster.planned_by_node(), cluster.store
+        for name, node in zip(cluster.node_ids, cluster.shape, strict=False):
+            group = None if rental is None else rental.group_of(name)
+            row = seen[self._group(node.gpu) if group is None else group]
+            row["ready"] += node.gpus
+            row["used"] += held[name]
+            row["own"] += node.gpus if group is None and rental is not None else 0
+        missing = np.maximum(store.requested_gpus - store.gpus, 0) * cluster.columns.active
+        for job in np.flatnonzero(missing if rental is None else missing * (store.gpus == 0)).tolist():
+            row = seen[self._group(cluster.tables.kinds[int(cluster.tables.kind[store.type_index[job]])])]
+            row["waiting"] += missing[job]
+            row["waiting_jobs"] += 1
+            row["largest"] = max(row["largest"], missing[job])
+        if rental is not None:
+            rental.see_booting(seen)
+        else:  # nobody says for how long
+            seen["booting"][0] = max(cluster.gpus_asked - float(seen["ready"].sum()), 0.0)
+        return seen
+
+    def work_done(self) -> tuple[float, float]:
+        """As `rlpto.simulator.renting.work_done`."""
+        cluster, store = self._cluster, self._cluster.store
+        there, size = np.flatnonzero(cluster.columns.submitted), self.shape.gpus_per_node
+        types, asked = store.type_index[there], store.requested_gpus[there]
+        done = seconds_to_finish(cluster.tables, types, store.scale[there], store.progress[there], asked, size)
+        done += np.where(np.isnan(store.start_time[there]), 0.0, cluster.rescale_delay[there])
+        ids = [cluster.ids[job] for job in there.tolist()]
+        more: FloatArray = done - [self._worked.get(job, 0.0) for job in ids]
+        self._worked = dict(zip(ids, done.tolist(), strict=True))
+        price = np.array([self._first[self._group(kind)].price / HOUR for kind in cluster.tables.kinds])
+        return float(more.sum()), float((more * asked * price[cluster.tables.kind[types]]).sum())
+
+    def charge(self, passed: AnyArray) -> None:
+        """Add to [1] INTERVAL the price of the rented nodes."""
+        if self._rental is not None:
+            passed["cost"] += self._rental.take_cost()
+        else:
+            seen, seconds = self.look_at_nodes(), self.time - self._charged
+            prices = np.array([node.price for node in self._first])
+            passed["cost"] += float((seen["ready"] + seen["booting"]) @ prices) / HOUR * seconds
+        self._charged = self.time
+
+
+@dataclass(eq=False)
+class Rental:
+    """A node that is paid since it was `asked` for [s], and can be used from `ready_at` on: then `node` is its id.
+
+    leaves_by: s; when it ends at the latest, where jobs leave it.
+    """
+
+    group: int
+    asked: float
+    ready_at: float
+    started: Future[Any]
+    node: str = ""
+    empty_since: float = math.inf
+    leaves_by: float = math.inf
+
+
+class LocalRental:
+    """Nodes that RLPTO starts and ends itself, by the rules of `rlpto.simulator.renting`.
+
+    A node is hidden until its boot time is over. One that jobs are to leave is paid until they have left.
+    shape: all nodes that there may be; those that are not rented are up. start: starts a node, such as a `RayNode`, in
+    the one thread of `thread`, which has to last: Linux ends a process with the thread that has started it.
+    seed: of boot times. clock: s. Raises ClusterError, once nodes are looked at, for one that did not start.
+    """
+
+    def __init__(
+        self,
+        shape: ClusterShape,
+        start: Callable[[Node], Any],
+        thread: Executor,
+        backend: Backend,
+        seed: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._start, self._thread, self._backend, self._clock = start, thread, backend, clock
+        self._groups = [(shape[int(group[0])], shape[int(group[0])].rented) for group in shape.rented_groups]
+        self._rng = np.random.default_rng([seed, 3])
+        self._rentals: list[Rental] = []
+        self._leaving: list[Rental] = []
+        self._own = {node.id for node in backend.nodes()} if any(node.rented is None for node in shape) else set()
+        self._cost, self._paid_until = 0.0, clock()
+        self.claimed: Callable[[], set[str]] = set
+        backend.shown = self._shown
+        for number, group in enumerate(shape.rented_groups):
+            for _ in range(sum(shape[node].up for node in group.tolist())):
+                self._ask(number, boots=False)
+        for rental in self._rentals:
+            rental.started.result()
+
+    def close(self) -> None:
+        """End all rented nodes."""
+        self._backend.shown = None
+        for rental in (*self._rentals, *self._leaving):
+            self._end(rental)
+
+    def group_of(self, node: str) -> int | None:
+        """Number of the group of a node that is up, by its id; None: it is not rented."""
+        return next((rental.group for rental in self._rentals if rental.node == node), None)
+
+    def see_booting(self, seen: AnyArray) -> None:
+        """Add nodes that boot to [G] LOOK."""
+        for rental in self._rentals:
+            if not rental.node:
+                node, settings = self._of(rental)
+                seen["booting"][rental.group] += node.gpus
+                seen["soon"][rental.group] += node.gpus * (self._clock() - rental.asked >= settings.boot * 2 / 3)
+
+    def take_cost(self) -> float:
+        """Price of the rented nodes since this was last asked."""
+        self._pay()
+        cost, self._cost = self._cost, 0.0
+        return cost
+
+    def rent(self, nodes: IntArray, cluster: RayCluster) -> None:
+        """Ask for nodes, or give some back, until there are nodes[g] of every group, as far as that is possible."""
+        self._pay()
+        now, held = self._clock(), cluster.planned_by_node()
+        for group, count in enumerate(nodes.tolist()):
+            there = [rental for rental in self._rentals if rental.group == group]
+            for rental in there:
+                rental.empty_since = min(rental.empty_since, now) if rental.node and not held[rental.node] else math.inf
+            for _ in range(count - len(there)):
+                self._ask(group)
+            while len(there) > count and (found := self._to_go(there, cluster, now)) is not None:
+                there.remove(found)
+                self._give_back(found, now)
+
+    def _of(self, rental: Rental) -> tuple[Node, RentedSettings]:
+        node, settings = self._groups[rental.group]
+        assert settings is not None
+        return node, settings
+
+    def _ask(self, group: int, boots: bool = True) -> None:
+        now = self._clock()
+        started = self._thread.submit(self._start, self._groups[group][0])
+        self._rentals.append(rental := Rental(group, now, now, started))
+        settings = self._of(rental)[1]
+        boot = settings.boot * math.exp(settings.boot_spread * self._rng.standard_normal())
+        rental.ready_at += boot if boots else 0.0
+
+    def _to_go(self, there: Sequence[Rental], cluster: RayCluster, now: float) -> Rental | None:
+        """The node of a group to give back, if any: the latest that is empty or boots, else one worth emptying."""
+        (node, settings), held = self._of(there[0]), cluster.planned_by_node()
+        old = [one for one in there if now - one.asked >= settings.minimum]
+        empty = [one for one in old if not one.node or now - one.empty_since >= settings.idle]
+        if empty:
+            return max(reversed(empty), key=lambda one: one.asked)
+        if any(one.node and not held[one.node] for one in there):
+            return None  # it is given back once it has been idle for long enough
+        up = zip(cluster.node_ids, cluster.shape, strict=False)
+        free = sum(one.gpus - held[name] for name, one in up if one.gpu == node.gpu)
+        found = min((one for one in old if one.node), key=lambda one: held[one.node], default=None)
+        return found if found and free >= node.gpus else None
+
+    def _give_back(self, rental: Rental, now: float) -> None:
+        """End a node; where jobs hold GPUs of it, announce that it goes, and end it once they have left."""
+        if rental.node in self.claimed():
+            if self._backend.drain(rental.node, DRAIN_S):
+                return  # it has just gone
+            rental.leaves_by = now + DRAIN_S
+        self._leave(rental)
+        self._end_left()
+
+    def _leave(self, rental: Rental) -> None:
+        self._rentals.remove(rental)
+        self._leaving.append(rental)
+
+    def _shown(self, alive: list[NodeInfo]) -> list[NodeInfo]:
+        """Take in which nodes are alive, and return those that can be used."""
+        self._pay()
+        now, there = self._clock(), {node.id for node in alive}
+        for rental in list(self._rentals):
+            if rental.node and rental.node not in there:  # lost, or announced to go by others
+                rental.leaves_by = now + DRAIN_S * (rental.node in self._backend.announced)
+                self._leave(rental)
+            elif now >= rental.ready_at and rental.started.done() and rental.started.result().node_id in there:
+                rental.node = rental.started.result().node_id
+        self._end_left()
+        usable = self._own | {rental.node for rental in self._rentals}
+        return [node for node in alive if node.id in usable]
+
+    def _end_left(self) -> None:
+        """End nodes that jobs have left; what is left of the least time is paid."""
+        now, claimed = self._clock(), self.claimed()
+        for rental in list(self._leaving):
+            if rental.node not in claimed or now >= rental.leaves_by:
+                self._leaving.remove(rental)
+                self._end(rental)
+                node, settings = self._of(rental)
+                self._cost += node.price * node.gpus / HOUR * max(settings.minimum - (now - rental.asked), 0.0)
+
+    def _end(self, rental: Rental) -> None:
+        def end() -> None:
+            if rental.started.exception() is None:
+                rental.started.result().kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+
+        if not rental.started.cancel():
+            self._thread.submit(end)
+
+    def _pay(self) -> None:
+        now, paid = self._clock(), [self._of(rental)[0] for rental in (*self._rentals, *self._leaving)]
+        self._cost += sum(node.gpus * node.price for node in paid) / HOUR * (now - self._paid_until)
+        self._paid_until = now
