@@ -92,7 +92,7 @@ class RentedNodes:
         cluster.rent(nodes)
         self.due = cluster.next_rent
         sums = (state.ready, state.booting, state.used, np.maximum(gpus - state.demand, 0.0))
-        self._rows.append((cluster.time, float(nodes @ groups.size), *(float(part.sum()) for part in sums)))
+        self._rows.append((cluster.time, float(nodes @ groups.size + state.own.sum()), *(float(part.sum()) for part in sums)))
 
     def passed(self, passed: AnyArray) -> None:
         """Take in what happened, [P] INTERVAL."""
