@@ -8,7 +8,7 @@ import numpy as np
 
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.records import NodeRecords
-from rlpto.core.renting import LOOK, TICK_S, NodesState, nodes_for
+from rlpto.core.renting import LOOK, SEEN, TICK_S, NodesState, nodes_for
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.provisioning.base import Provisioner, checked_gpus
 from rlpto.provisioning.demand import Demand
@@ -30,11 +30,8 @@ class RentingCluster(Protocol):
     def rent(self, nodes: IntArray) -> None:
         """Ask for nodes, or give some back."""
 
-    def look_at_nodes(self) -> AnyArray:
-        """[G] LOOK."""
-
-    def work_done(self) -> tuple[float, float]:
-        """See `rlpto.simulator.renting.work_done`."""
+    def look_at_nodes(self) -> tuple[AnyArray, float, float]:
+        """[G] LOOK, and the two sums of `rlpto.simulator.renting.work_done`."""
 
 
 class NodeGroups:
@@ -48,18 +45,18 @@ class NodeGroups:
         self.boot = np.tile(np.array([one.boot for one in rented]), copies)
         self.least = np.tile(count * np.array([one.least for one in rented]) // [one.most for one in rented], copies)
         self.most = np.tile(count, copies)
+        self._gpus = self.size * self.most
 
     def state(
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray
     ) -> NodesState:
         """What is seen. look: [R] LOOK; the others as in `NodesState`."""
-        seen = {name: look[name].copy() for name in LOOK.names or ()}
-        fixed = {"size": self.size, "boot": self.boot, "most": self.size * self.most}
-        return NodesState(time, clock, averages=averages, forecast=forecast, **fixed, **seen)
+        seen = dict(zip(SEEN, look.view(np.float64).reshape(len(look), -1).T.copy(), strict=True))
+        return NodesState(time, clock, self.size, self.boot, self._gpus, **seen, averages=averages, forecast=forecast)
 
     def nodes(self, state: NodesState, gpus: FloatArray) -> IntArray:
         """[R] nodes to rent where `gpus` [R] are wanted in all."""
-        found: IntArray = np.clip(nodes_for(state, gpus), self.least, self.most)
+        found: IntArray = np.minimum(np.maximum(nodes_for(state, gpus), self.least), self.most)
         return found
 
 
@@ -72,8 +69,10 @@ class RentedNodes:
         self._cluster, self._provisioner, self._start = cluster, provisioner, demand.start
         self._averages, self._groups = demand.averages(), NodeGroups(cluster.shape)
         groups = len(cluster.shape.rented_groups)
+        self._zero = np.zeros(groups)
         self._forecast = np.zeros((1, groups, 0)) if forecast is None else forecast
-        self._rows: list[tuple[float, ...]] = []
+        self._times: list[float] = []
+        self._seen, self._nodes, self._wanted = bytearray(), bytearray(), bytearray()  # [P, G] of the decisions
         self._sums: list[list[float]] = []
         self._unfinished = self._cost = 0.0
         self.due = cluster.next_rent
@@ -81,9 +80,10 @@ class RentedNodes:
     def decide(self) -> None:
         """Ask the provisioner. Raises PolicyError if what it says is no number of GPUs."""
         cluster = self._cluster
-        self._close()
-        look, minute = cluster.look_at_nodes(), int(cluster.time / TICK_S + 1e-6)
-        time, groups = np.full(len(look), cluster.time), self._groups
+        look, seconds, money = cluster.look_at_nodes()
+        self._close(seconds, money)
+        minute = int(cluster.time / TICK_S + 1e-6)
+        time, groups = self._zero + cluster.time, self._groups
         averages = self._averages[min(minute, len(self._averages) - 1)]
         forecast = self._forecast[min(minute, len(self._forecast) - 1)]
         state = groups.state(time, self._start + time, look, averages, forecast)
@@ -91,23 +91,40 @@ class RentedNodes:
         nodes = groups.nodes(state, gpus)
         cluster.rent(nodes)
         self.due = cluster.next_rent
-        sums = (state.ready, state.booting, state.used, np.maximum(gpus - state.demand, 0.0))
-        self._rows.append((cluster.time, float(nodes @ groups.size + state.own.sum()), *(float(part.sum()) for part in sums)))
+        self._times.append(cluster.time)
+        self._seen += look.tobytes()
+        self._nodes += nodes.tobytes()
+        self._wanted += gpus.tobytes()
 
     def passed(self, passed: AnyArray) -> None:
         """Take in what happened, [P] INTERVAL."""
-        self._unfinished += float(passed["unfinished"].sum())
-        self._cost += float(passed["cost"].sum())
+        self._unfinished += sum(passed["unfinished"].tolist())
+        self._cost += sum(passed["cost"].tolist())
 
-    def _close(self) -> None:
+    def _close(self, seconds: float, money: float) -> None:
         """Note what followed from the latest decision."""
-        seconds, money = self._cluster.work_done()
-        if self._rows:
+        if self._times:
             self._sums.append([self._unfinished - seconds, self._cost, self._cost - money])
             self._unfinished = self._cost = 0.0
 
     def records(self) -> NodeRecords:
         """All decisions, of a run that is over."""
-        self._close()
-        rows = np.array(self._rows).reshape(-1, 6), np.array(self._sums).reshape(-1, 3)
-        return NodeRecords(*np.concatenate(rows, axis=1).T.copy())
+        self._close(*self._cluster.look_at_nodes()[1:])
+        size = self._groups.size
+        look = np.frombuffer(self._seen, LOOK).reshape(-1, len(size))
+        nodes, gpus = (
+            np.frombuffer(data, kind).reshape(look.shape)
+            for data, kind in ((self._nodes, np.int64), (self._wanted, np.float64))
+        )
+        late, cost, idle_cost = np.array(self._sums).reshape(-1, 3).T.copy()
+        return NodeRecords(
+            time=np.array(self._times),
+            wanted=nodes @ size + look["own"].sum(axis=1),
+            ready=look["ready"].sum(axis=1),
+            booting=look["booting"].sum(axis=1),
+            used=look["used"].sum(axis=1),
+            foreseen=np.maximum(gpus - look["used"] - look["waiting"], 0.0).sum(axis=1),
+            late=late,
+            cost=cost,
+            idle_cost=idle_cost,
+        )

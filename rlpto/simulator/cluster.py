@@ -34,7 +34,7 @@ from rlpto.simulator.failures import noticed
 from rlpto.simulator.job_kernels import take_row
 from rlpto.simulator.kernels import advance_until, apply_and_look, begin, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
-from rlpto.simulator.renting import look_at_nodes, rent, work_done
+from rlpto.simulator.renting import look_and_count, rent_and_look
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 LONGEST_RUN = 256
@@ -83,7 +83,7 @@ class SimulatedCluster:
         self._background = tuple(background)
         if background:
             shape = shape.with_background(*background_at(background, 0.0, len(shape)))
-        self._shape = shape
+        self._shape, self._up = shape, b""
         self.jobs = tuple(jobs)
         self.tables = tables
         self._settings = settings
@@ -147,9 +147,9 @@ class SimulatedCluster:
         """The nodes as they are now, in the order they were given in."""
         nodes = len(self._shape)
         if self._may_change:
-            up = self._world.machines["up"][0, :nodes] == 1
-            if not np.array_equal(up, [node.up for node in self._shape]):
-                self._shape = self._shape.with_up(up)
+            up = self._world.machines["up"][0, :nodes]
+            if (seen := up.tobytes()) != self._up:
+                self._up, self._shape = seen, self._shape.with_up((up == 1).tolist())
         if self._background:
             held = background_at(self._background, self.time, nodes)
             if held != ([node.background for node in self._shape], [node.background_cpus for node in self._shape]):
@@ -173,23 +173,17 @@ class SimulatedCluster:
 
         To be called at `next_rent`.
         """
-        rent(self._world, 0, nodes)
-        self._see(outlook(self._world, 0))
+        self._see(rent_and_look(self._world, 0, nodes))
 
     @property
     def next_rent(self) -> float:
         """Time [s] of the next decision on the number of rented nodes; infinity where none may be rented."""
         return float(self._world.clusters["next_rent"][0])
 
-    def look_at_nodes(self) -> AnyArray:
-        """[G] `rlpto.core.renting.LOOK` of the groups of rented nodes."""
+    def look_at_nodes(self) -> tuple[AnyArray, float, float]:
+        """[G] `rlpto.core.renting.LOOK` of the groups of rented nodes, and `rlpto.simulator.renting.work_done`."""
         seen = np.zeros(len(self._shape.rented_groups), dtype=LOOK)
-        look_at_nodes(self._world, 0, seen)
-        return seen
-
-    def work_done(self) -> tuple[float, float]:
-        """See `rlpto.simulator.renting.work_done`."""
-        return work_done(self._world, 0)
+        return seen, *look_and_count(self._world, 0, seen)
 
     def leaves_in(self) -> FloatArray:
         """[N] seconds until spot nodes are reclaimed, from their notice on; infinity elsewhere."""
