@@ -8,7 +8,7 @@ import numpy as np
 
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.records import NodeRecords
-from rlpto.core.renting import LOOK, SEEN, TICK_S, NodesState, nodes_for
+from rlpto.core.renting import LOOK, TICK_S, NodesState, nodes_for
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.provisioning.base import Provisioner, checked_gpus
 from rlpto.provisioning.demand import Demand
@@ -51,8 +51,8 @@ class NodeGroups:
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray
     ) -> NodesState:
         """What is seen. look: [R] LOOK; the others as in `NodesState`."""
-        seen = dict(zip(SEEN, look.view(np.float64).reshape(len(look), -1).T.copy(), strict=True))
-        return NodesState(time, clock, self.size, self.boot, self._gpus, **seen, averages=averages, forecast=forecast)
+        seen = look.view(np.float64).reshape(len(look), -1).T.copy()  # in the order in which `NodesState` has them
+        return NodesState(time, clock, self.size, self.boot, self._gpus, *seen, averages, forecast)
 
     def nodes(self, state: NodesState, gpus: FloatArray) -> IntArray:
         """[R] nodes to rent where `gpus` [R] are wanted in all."""
