@@ -138,7 +138,8 @@ def rented(options: Namespace) -> Found:
     for policy in kinds:
         play(policy)  # compiles
     found = _common.calibrated("rented", {policy: partial(play, policy) for policy in kinds}, options.repeats)
-    checks, facts = [], {"fifo, CPU-s a day": round(found["fifo"].seconds / RENTED_DAYS, 3)}
+    checks: list[Check] = []
+    facts: dict[str, object] = {"fifo, CPU-s a day": round(found["fifo"].seconds / RENTED_DAYS, 3)}
     for policy in list(kinds)[1:]:
         times = found[policy].seconds / found["fifo"].seconds
         checks.append(Check(policy, times, "times owned nodes", RENTED_TIMES, False))

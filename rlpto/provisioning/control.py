@@ -45,13 +45,16 @@ class NodeGroups:
         self.boot = np.tile(np.array([one.boot for one in rented]), copies)
         self.least = np.tile(count * np.array([one.least for one in rented]) // [one.most for one in rented], copies)
         self.most = np.tile(count, copies)
-        self._gpus = self.size * self.most
+        self._gpus = self.size * self.most.astype(np.float64)
 
     def state(
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray
     ) -> NodesState:
         """What is seen. look: [R] LOOK; the others as in `NodesState`."""
-        seen = look.view(np.float64).reshape(len(look), -1).T.copy()  # in the order in which `NodesState` has them
+        used, ready, booting, soon, own, *waiting = (
+            look.view(np.float64).reshape(len(look), -1).T.copy()
+        )  # as SEEN says
+        seen = used, ready, booting, soon, own, waiting[0], waiting[1], waiting[2]
         return NodesState(time, clock, self.size, self.boot, self._gpus, *seen, averages, forecast)
 
     def nodes(self, state: NodesState, gpus: FloatArray) -> IntArray:
