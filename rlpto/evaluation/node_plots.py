@@ -67,8 +67,8 @@ def nodes_over_time(records: Mapping[str, RunRecord]) -> Figure:
     for (policy, record), upper, lower in zip(records.items(), panels[::2], panels[1::2], strict=True):
         rented, line = record.rented, {"where": "post", "linewidth": 0.9}
         hours, idle = (rented.time - rented.time[0]) / HOUR, rented.ready - rented.used
-        fill = {"colors": list(PARTS.values()), "step": "post", "linewidth": 0}
-        upper.stackplot(hours, rented.used, idle, rented.booting, labels=list(PARTS), **fill)
+        upper.stackplot(hours, rented.used, idle, rented.booting, labels=list(PARTS), colors=list(PARTS.values()),
+                        step="post", linewidth=0)  # fmt: skip
         upper.step(hours, rented.wanted, INK, label="wanted", **line)
         upper.set_title(policy, loc="left", fontsize=10, fontweight="bold", color=INK)
         upper.set(ylabel="GPUs", xlim=(0.0, max(hours[-1], TICK_S / HOUR)))

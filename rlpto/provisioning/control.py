@@ -51,11 +51,8 @@ class NodeGroups:
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray
     ) -> NodesState:
         """What is seen. look: [R] LOOK; the others as in `NodesState`."""
-        used, ready, booting, soon, own, *waiting = (
-            look.view(np.float64).reshape(len(look), -1).T.copy()
-        )  # as SEEN says
-        seen = used, ready, booting, soon, own, waiting[0], waiting[1], waiting[2]
-        return NodesState(time, clock, self.size, self.boot, self._gpus, *seen, averages, forecast)
+        seen = look.view(np.float64).reshape(len(look), -1).T.copy()  # in the order in which `NodesState` has them
+        return NodesState(*(time, clock, self.size, self.boot, self._gpus, *seen, averages, forecast))
 
     def nodes(self, state: NodesState, gpus: FloatArray) -> IntArray:
         """[R] nodes to rent where `gpus` [R] are wanted in all."""
@@ -115,19 +112,13 @@ class RentedNodes:
         self._close(*self._cluster.look_at_nodes()[1:])
         size = self._groups.size
         look = np.frombuffer(self._seen, LOOK).reshape(-1, len(size))
-        nodes, gpus = (
-            np.frombuffer(data, kind).reshape(look.shape)
-            for data, kind in ((self._nodes, np.int64), (self._wanted, np.float64))
-        )
-        late, cost, idle_cost = np.array(self._sums).reshape(-1, 3).T.copy()
-        return NodeRecords(
-            time=np.array(self._times),
-            wanted=nodes @ size + look["own"].sum(axis=1),
-            ready=look["ready"].sum(axis=1),
-            booting=look["booting"].sum(axis=1),
-            used=look["used"].sum(axis=1),
-            foreseen=np.maximum(gpus - look["used"] - look["waiting"], 0.0).sum(axis=1),
-            late=late,
-            cost=cost,
-            idle_cost=idle_cost,
-        )
+        nodes = np.frombuffer(self._nodes, np.int64).reshape(look.shape)
+        gpus = np.frombuffer(self._wanted, np.float64).reshape(look.shape)
+        columns = [
+            np.array(self._times),
+            nodes @ size + look["own"].sum(axis=1),
+            *(look[name].sum(axis=1) for name in ("ready", "booting", "used")),
+            np.maximum(gpus - look["used"] - look["waiting"], 0.0).sum(axis=1),
+            *np.array(self._sums).reshape(-1, 3).T.copy(),
+        ]
+        return NodeRecords(*columns)
