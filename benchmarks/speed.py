@@ -115,6 +115,38 @@ def philly(options: Namespace) -> Found:
     return checks, facts
 
 
+RENTED_TIMES, RENTED_DAYS = 8.0, 3
+"""CPU time of a day with rented nodes over the same day with owned ones; days that are simulated."""
+
+
+def rented(options: Namespace) -> Found:
+    """Days of a Microsoft cluster on 200 rented nodes, against the same jobs on 200 owned ones, under FIFO.
+
+    Counted: building the cluster and the whole run, with a decision on the nodes a minute. Not counted: compilation.
+    """
+    path, owned = _common.CONFIGS / "rented.yaml", "cluster.nodes=[{count: 200, gpus: 4}]"
+    on_owned = Experiment(
+        load_config(path, [owned, "provision=reactive", "policies=[fifo]", "evaluation.reference=fifo"])
+    )
+    on_rented = Experiment(load_config(path, ["provision=reactive"]))
+    kinds = {"fifo": on_owned, "fifo@fixed:share=1": on_rented, "fifo@average:factor=2,half_life=60": on_rented}
+
+    def play(policy: str) -> None:
+        for window in kinds[policy].windows()[:RENTED_DAYS]:
+            kinds[policy].run_cell(Cell(policy, window, 0))
+
+    for policy in kinds:
+        play(policy)  # compiles
+    found = _common.calibrated("rented", {policy: partial(play, policy) for policy in kinds}, options.repeats)
+    checks: list[Check] = []
+    facts: dict[str, object] = {"fifo, CPU-s a day": round(found["fifo"].seconds / RENTED_DAYS, 3)}
+    for policy in list(kinds)[1:]:
+        times = found[policy].seconds / found["fifo"].seconds
+        checks.append(Check(policy, times, "times owned nodes", RENTED_TIMES, False))
+        facts[f"{policy}, CPU-s a day"] = round(found[policy].seconds / RENTED_DAYS, 3)
+    return checks, facts
+
+
 # Batched decisions --------------------------------------------------------------------------------------------------
 
 BATCH = 64
@@ -324,6 +356,7 @@ def started(command: Sequence[str]) -> float:
 PARTS: dict[str, Callable[[Namespace], Found]] = {
     "simulator": simulator,
     "philly": philly,
+    "rented": rented,
     "batch": batch,
     "beliefs": beliefs,
     "large": large,

@@ -7,7 +7,7 @@ import tempfile
 
 import numpy as np
 import torch
-from _common import CASE, SETTINGS, compare, steps_wanted
+from _common import CASE, SETTINGS, compare, options, steps_wanted
 from torch import nn
 
 from rlpto.bench.dataset import record
@@ -21,6 +21,8 @@ NAME = "rlpto/planner-v1"
 
 def main() -> None:
     """Record the planner, clone it, compare the clone with the index."""
+    if options().env != "cluster":
+        raise SystemExit("--env nodes: the planner allocates GPUs, expected --env cluster")
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINARI_DATASETS_PATH"] = (

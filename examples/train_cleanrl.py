@@ -1,4 +1,4 @@
-"""PPO in one file, in plain torch, on a case of rlpto-bench."""
+"""PPO in one file, in plain torch, on a case of rlpto-bench or on rented nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLLOUT, PASSES, BATCH, DISCOUNT, TRACE, CLIP = 256, 10, 64, 0.99, 0.95, 0.2
 
 
 def layers(inputs: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers; the last one starts at zero: the policy starts as the index."""
+    """Two hidden layers; the last one starts at zero: the policy starts as the heuristic."""
     last = nn.Linear(64, outputs)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
@@ -29,7 +29,7 @@ def advantages(rewards: Tensor, values: Tensor, over: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Train, then compare with the index."""
+    """Train, then compare with action zero."""
     torch.manual_seed(0)
     steps, env = steps_wanted(), make_env()
     inputs, outputs = (env.observation_space.shape or ())[0], (env.action_space.shape or ())[0]

@@ -1,4 +1,4 @@
-"""PPO of RLlib (new API stack) on a case of rlpto-bench, in this process."""
+"""PPO of RLlib (new API stack) on a case of rlpto-bench or on rented nodes, in this process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ with extras("tree"):
 
 
 def main() -> None:
-    """Train, then compare with the index."""
+    """Train, then compare with action zero."""
     steps = steps_wanted()
     ray.init(address="local", num_cpus=1, include_dashboard=False)  # never on a cluster that happens to run here
     register_env("rlpto", lambda _: make_env())
     config = (
         PPOConfig()
-        .environment("rlpto")
+        .environment("rlpto", normalize_actions=False)  # zero stays zero
         .env_runners(num_env_runners=0)
         .learners(num_learners=0)
         .training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=10)

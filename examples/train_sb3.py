@@ -1,4 +1,4 @@
-"""PPO of stable-baselines3 on a case of rlpto-bench."""
+"""PPO of stable-baselines3 on a case of rlpto-bench or on rented nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stable_baselines3 import PPO
 
 
 def main() -> None:
-    """Train, then compare with the index."""
+    """Train, then compare with action zero."""
     agent = PPO("MlpPolicy", make_env(), n_steps=256, batch_size=64, seed=0, device="cpu")
     agent.learn(steps_wanted())
     compare("stable-baselines3", lambda observation: agent.predict(observation, deterministic=True)[0])

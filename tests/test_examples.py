@@ -22,24 +22,38 @@ from .small import SMALL
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {
     "train_sb3": ["stable_baselines3"],
+    "train_sb3 --env nodes": ["stable_baselines3"],
     "train_cleanrl": ["torch"],
+    "train_cleanrl --env nodes": ["torch"],
     "train_rllib": ["ray", "tree"],
+    "train_rllib --env nodes": ["ray", "tree"],
     "offline_minari": ["minari", "h5py", "jax"],
 }
 
 
 @pytest.mark.parametrize("example", few(EXAMPLES))
-def test_an_example_trains_and_compares_itself_with_the_index(example: str) -> None:
+def test_an_example_trains_and_compares_itself_with_action_zero(example: str) -> None:
     for library in EXAMPLES[example]:
         if find_spec(library) is None:
             pytest.skip(f"{library} is not installed: pip install -c constraints.txt -e '.[examples]'")
-    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--steps", "256"]
+    program, *options = example.split()
+    command = [sys.executable, str(ROOT / "examples" / f"{program}.py"), *options, "--steps", "256"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["RAY_ADDRESS"] = "127.0.0.1:1"  # a cluster that is gone: examples start what they need
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     number = r"-?\d+\.\d+"
-    assert re.fullmatch(rf".+: reward {number}, index {number} over 10 episodes", done.stdout.splitlines()[-1])
+    zero = "heuristic" if "nodes" in options else "index"
+    assert re.fullmatch(rf".+: reward {number}, {zero} {number} over 10 episodes", done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("minari") is None, reason="minari is not installed")
+def test_the_planner_is_not_cloned_where_nodes_are_rented() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "offline_minari.py"), "--env", "nodes"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 1
+    assert done.stderr == "--env nodes: the planner allocates GPUs, expected --env cluster\n"
 
 
 @pytest.mark.slow

@@ -76,6 +76,10 @@ class Node:
             raise ConfigError(f"a node cannot have {self.gpus} GPUs and {self.cpus} CPUs: expected 0 or more")
 
 
+_OF_THE_STATE = ("offered", "up_gpus", "up_cpu_slots")
+"""Facts of a shape that depend on which nodes are up, and on what other processes hold of them."""
+
+
 class ClusterShape(tuple[Node, ...]):
     """What a cluster is made of: its nodes, and what follows from them, each computed once."""
 
@@ -150,14 +154,21 @@ class ClusterShape(tuple[Node, ...]):
 
     def with_up(self, up: Iterable[bool]) -> ClusterShape:
         """The same nodes; `up` [N] says which of them are up."""
-        return ClusterShape(replace(node, up=bool(works)) for node, works in zip(self, up, strict=True))
+        pairs = zip(self, up, strict=True)
+        return self._changed([node if node.up == works else replace(node, up=bool(works)) for node, works in pairs])
 
     def with_background(self, gpus: Iterable[int], cpus: Iterable[int]) -> ClusterShape:
         """The same nodes; other processes hold GPUs and CPU slots of them, [N] each."""
-        return ClusterShape(
+        return self._changed(
             replace(node, background=int(held), background_cpus=int(slots))
             for node, held, slots in zip(self, gpus, cpus, strict=True)
         )
+
+    def _changed(self, nodes: Iterable[Node]) -> ClusterShape:
+        """Return a shape of the same nodes in another state, with all facts that do not depend on it."""
+        found = ClusterShape(nodes)
+        found.__dict__.update((name, fact) for name, fact in self.__dict__.items() if name not in _OF_THE_STATE)
+        return found
 
 
 class HeldByOthers(NamedTuple):

@@ -183,9 +183,9 @@ class PolicySwitches:
 class NodeRecords:
     """The rented nodes of a run, at every decision on their number, P of them; sums over all groups of nodes.
 
-    time: [P] s. wanted: [P] GPUs of the rented nodes that were wanted from then on. ready, booting: [P] GPUs of nodes
-        that could be used and that booted, just before. used: [P] GPUs that jobs held; those of nodes that are not
-        rented are among `ready` and `used`. foreseen: [P] GPUs beyond those held or waited for that were wanted.
+    time: [P] s. wanted: [P] GPUs of the nodes that were wanted from then on. ready, booting: [P] GPUs of nodes that
+        could be used and that booted, just before. used: [P] GPUs that jobs held. GPUs of nodes that are not rented are
+        among `wanted`, `ready` and `used`. foreseen: [P] GPUs beyond those held or waited for that were wanted.
     late: [P] job-s in the minute that followed, beyond those that the work done in it takes with the GPUs asked for.
     cost, idle_cost: [P] price of the rented nodes in that minute, and its part beyond the price of the GPUs asked for
         during the work done.

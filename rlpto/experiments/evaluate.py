@@ -125,12 +125,13 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     )
     write_csv(found, folder)
     if report:
+        from rlpto.evaluation.node_plots import nodes_plots
         from rlpto.evaluation.plots import all_plots, write_plots
         from rlpto.evaluation.report import About, report_html
 
         tables = experiment.tables().with_rescale_delay(config.simulator.rescale_delay)
         delays = {kind.model: delay for kind, delay in zip(tables.types, tables.rescale_delay.tolist(), strict=True)}
-        plots = all_plots(found, finished, delays)
+        plots = [*all_plots(found, finished, delays), *nodes_plots(found, finished)]
         write_plots(plots, folder / "plots")
         about = About(
             title=config.name,

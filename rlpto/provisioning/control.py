@@ -9,7 +9,7 @@ import numpy as np
 
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.records import NodeRecords
-from rlpto.core.renting import LOOK, TICK_S, NodesState, nodes_for
+from rlpto.core.renting import TICK_S, NodesState, nodes_for
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.provisioning.base import Provisioner, checked_gpus
 from rlpto.provisioning.demand import ByMinute
@@ -52,18 +52,18 @@ class NodeGroups:
         self.boot = np.tile(np.array([one.boot for one in rented]), copies)
         self.least = np.tile(count * np.array([one.least for one in rented]) // [one.most for one in rented], copies)
         self.most = np.tile(count, copies)
+        self._gpus = self.size * self.most.astype(np.float64)
 
     def state(
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray
     ) -> NodesState:
         """What is seen. look: [R] LOOK; the others as in `NodesState`."""
-        seen = {name: look[name].copy() for name in LOOK.names or ()}
-        fixed = {"size": self.size, "boot": self.boot, "most": self.size * self.most}
-        return NodesState(time, clock, averages=averages, forecast=forecast, **fixed, **seen)
+        seen = look.view(np.float64).reshape(len(look), -1).T.copy()  # in the order in which `NodesState` has them
+        return NodesState(*(time, clock, self.size, self.boot, self._gpus, *seen, averages, forecast))
 
     def nodes(self, state: NodesState, gpus: FloatArray) -> IntArray:
         """[R] nodes to rent where `gpus` [R] are wanted in all."""
-        found: IntArray = np.clip(nodes_for(state, gpus), self.least, self.most)
+        found: IntArray = np.minimum(np.maximum(nodes_for(state, gpus), self.least), self.most)
         return found
 
 
@@ -97,13 +97,13 @@ class RentedNodes:
         nodes = self._groups.nodes(state, gpus)
         cluster.rent(nodes)
         self.due = cluster.next_rent
-        sums = (state.ready, state.booting, state.used, np.maximum(gpus - state.demand, 0.0))
-        self.newest = (cluster.time, float(nodes @ self._groups.size), *(float(part.sum()) for part in sums))
+        rows = (nodes * self._groups.size + state.own, state.ready, state.booting, state.used)
+        self.newest = (cluster.time, *np.sum([*rows, np.maximum(gpus - state.demand, 0.0)], axis=1).tolist())
 
     def passed(self, passed: AnyArray) -> None:
         """Take in what happened, [P] INTERVAL."""
-        self._unfinished += float(passed["unfinished"].sum())
-        self._cost += float(passed["cost"].sum())
+        self._unfinished += sum(passed["unfinished"].tolist())
+        self._cost += sum(passed["cost"].tolist())
 
     def _ask(self) -> tuple[NodesState, FloatArray]:
         """What is seen, and [G] GPUs that are wanted then."""

@@ -34,7 +34,7 @@ from rlpto.simulator.failures import noticed
 from rlpto.simulator.job_kernels import take_row
 from rlpto.simulator.kernels import advance_until, apply_and_look, begin, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
-from rlpto.simulator.renting import look_at_nodes, rent, work_done
+from rlpto.simulator.renting import look_at_nodes, rent_and_look, work_done
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 LONGEST_RUN = 256
@@ -83,7 +83,7 @@ class SimulatedCluster:
         self._background = tuple(background)
         if background:
             shape = shape.with_background(*background_at(background, 0.0, len(shape)))
-        self._shape = shape
+        self._shape, self._up = shape, b""
         self.jobs = tuple(jobs)
         self.tables = tables
         self._settings = settings
@@ -147,9 +147,9 @@ class SimulatedCluster:
         """The nodes as they are now, in the order they were given in."""
         nodes = len(self._shape)
         if self._may_change:
-            up = self._world.machines["up"][0, :nodes] == 1
-            if not np.array_equal(up, [node.up for node in self._shape]):
-                self._shape = self._shape.with_up(up)
+            up = self._world.machines["up"][0, :nodes]
+            if (seen := up.tobytes()) != self._up:
+                self._up, self._shape = seen, self._shape.with_up((up == 1).tolist())
         if self._background:
             held = background_at(self._background, self.time, nodes)
             if held != ([node.background for node in self._shape], [node.background_cpus for node in self._shape]):
@@ -173,8 +173,7 @@ class SimulatedCluster:
 
         To be called at `next_rent`.
         """
-        rent(self._world, 0, nodes)
-        self._see(outlook(self._world, 0))
+        self._see(rent_and_look(self._world, 0, nodes))
 
     @property
     def next_rent(self) -> float:

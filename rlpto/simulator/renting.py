@@ -12,7 +12,7 @@ from rlpto.simulator.allocating import gpus_on
 from rlpto.simulator.arrays import World
 from rlpto.simulator.failures import end_rental
 from rlpto.simulator.job_kernels import log_change, stop_running, work_seconds
-from rlpto.simulator.kernels import tick_after
+from rlpto.simulator.kernels import outlook, tick_after
 
 BOOT, ANGLE = 2**59, 2**58
 """Added to the count, so that draws of boot times are not those of a node's failures."""
@@ -57,6 +57,13 @@ def rent(w: World, b: int, wanted: IntArray) -> bool:
     for node in range(w.machines.shape[1]):
         cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
     return stopped
+
+
+@kernel()
+def rent_and_look(w: World, b: int, wanted: IntArray) -> tuple[float, int, int, int, int, int, bool]:
+    """`rent`, then `outlook`."""
+    rent(w, b, wanted)
+    return outlook(w, b)
 
 
 @helper()

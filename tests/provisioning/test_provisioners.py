@@ -1,11 +1,12 @@
 """What provisioners want, and what is refused."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from rlpto.core.renting import LOOK, NodesState
+from rlpto.core.renting import LOOK, SEEN, NodesState
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.forecasting.minute_averages import HALF_LIVES
@@ -152,3 +153,8 @@ def test_a_wrong_provisioner_is_refused_before_anything_runs_and_any_where_no_no
     for spec, said in (("fifo@reactive", "no nodes are rented here"), ("fifo@", "expected name or name:option")):
         with pytest.raises(ConfigError, match=said):
             Experiment(load_config("quickstart")).policy(spec)
+
+
+def test_what_is_seen_of_nodes_goes_by_the_same_names() -> None:
+    first = [field.name for field in fields(NodesState)].index(SEEN[0])
+    assert tuple(field.name for field in fields(NodesState))[first : first + len(SEEN)] == SEEN
