@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from rlpto.forecasting.demand import DemandForecaster
     from rlpto.performance.measured import MeasuredProfiles
 
+LEAST_DEMAND_S = 90_000.0
+"""Seconds of demand that a forecaster can learn from: a day, and more than its longest horizon."""
+
 
 class Experiment:
     """What a configuration describes. Traces and speed tables are read when first needed.
@@ -66,6 +69,7 @@ class Experiment:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self._fitted: dict[tuple[float, float], DemandForecaster] = {}
         shape, reserved = config.cluster.shape, config.queue.reserve_after
         if reserved is not None and len(shape.kinds) > 1:
             types = len(shape.kinds)
@@ -281,30 +285,50 @@ class Experiment:
     ) -> RentedNodes:
         """What decides on the rented nodes of a run on the jobs of a window. rows: as of `RentedNodes`."""
         provisioner, demand = self.provisioner(spec), self.demand(window, jobs)
-        by_minute = demand.by_minute(self.demand_forecasts(provisioner, demand))
+        by_minute = demand.by_minute(self.demand_forecasts(provisioner, window, demand))
         return RentedNodes(cluster, provisioner, by_minute, demand.start, rows)
 
-    def demand_forecasts(self, provisioner: Provisioner, demand: Demand) -> FloatArray | None:
-        """What is forecast of a window's demand; None where the provisioner needs no forecast."""
+    def demand_forecasts(self, provisioner: Provisioner, window: str, demand: Demand) -> FloatArray | None:
+        """What is forecast of a window's demand; None where the provisioner needs no forecast.
+
+        Training windows are forecast by what was learnt on the other half of their time, if that is long enough: what
+        is learnt from forecasts would otherwise trust them too much.
+        """
         if not getattr(provisioner, "forecasts", False):
             return None
-        return demand.forecasts(self.demand_forecaster, float(NodeGroups(self.shape).boot[0]))
+        cut, boot = self.traces.by_name[window].window, float(NodeGroups(self.shape).boot[0])
+        if cut.split != "train" or self.config.forecast.demand is not None:
+            return demand.forecasts(self.demand_forecaster, boot)
+        end = self.traces.learnt_demand()[2]
+        if end * self.config.ray.arrivals < 2 * LEAST_DEMAND_S:
+            return demand.forecasts(self.demand_forecaster, boot)
+        first = cut.start < end / 2
+        return demand.forecasts(self._fitted_demand(end / 2 if first else 0.0, end if first else end / 2), boot)
 
     @cached_property
     def demand_forecaster(self) -> DemandForecaster:
         """Forecasts demand by the minute: that of `forecast.demand`, else fitted on what comes before the validation
         windows. Raises ConfigError for an unusable file, ForecastError for less than a day of demand."""
-        from rlpto.forecasting.demand import DemandForecaster, load_demand  # imports torch
+        from rlpto.forecasting.demand import load_demand  # imports torch
 
-        if (path := self.config.forecast.demand) is not None:
-            try:
-                return load_demand(path)
-            except ForecastError as wrong:
-                raise ConfigError(f"forecast.demand: {wrong}") from None
-        submit, gpus, end, start = self.traces.learnt_demand()
-        submit, end = submit * self.config.ray.arrivals, end * self.config.ray.arrivals
-        counts = minute_counts(submit, gpus, np.zeros(len(gpus), np.int64), 1, int(end / TICK_S))[0]
-        return DemandForecaster(seed=self.config.seed).fit(counts, start)
+        if (path := self.config.forecast.demand) is None:
+            return self._fitted_demand(0.0, self.traces.learnt_demand()[2])
+        try:
+            return load_demand(path)
+        except ForecastError as wrong:
+            raise ConfigError(f"forecast.demand: {wrong}") from None
+
+    def _fitted_demand(self, begin: float, end: float) -> DemandForecaster:
+        """A forecaster that has learnt from the jobs submitted from `begin` to `end` [s of the trace]."""
+        from rlpto.forecasting.demand import DemandForecaster
+
+        if (begin, end) not in self._fitted:
+            submit, gpus, _, start = self.traces.learnt_demand()
+            there, factor = (submit >= begin) & (submit < end), self.config.ray.arrivals
+            seconds, none = (submit[there] - begin) * factor, np.zeros(int(there.sum()), np.int64)
+            counts = minute_counts(seconds, gpus[there], none, 1, int((end - begin) * factor / TICK_S))[0]
+            self._fitted[begin, end] = DemandForecaster(seed=self.config.seed).fit(counts, start + begin)
+        return self._fitted[begin, end]
 
     def demand(self, window: str, jobs: Sequence[Job]) -> Demand:
         """What the jobs of a window ask for by the minute, and what was asked for before it."""

@@ -67,10 +67,12 @@ def nodes_setup(
         raise ConfigError("cluster.nodes: no nodes are rented; expected some with `rented`, as in configs/rented.yaml")
     parts = setup_parts(several, split, seeds)
     parts["settings"] = parts["settings"].model_copy(update={"baseline": "none"})
-    demands = tuple(
-        several[workload.group].demand(workload.name.split("/")[-2], workload.jobs) for workload in parts["workloads"]
-    )
+    of = [(several[workload.group], workload.name.split("/")[-2], workload.jobs) for workload in parts["workloads"]]
+    demands = tuple(experiment.demand(window, jobs) for experiment, window, jobs in of)
     heuristic = several[0].provisioner("")
-    found = [several[0].demand_forecasts(heuristic, demand) for demand in demands]
+    found = [
+        experiment.demand_forecasts(heuristic, window, demand)
+        for (experiment, window, _), demand in zip(of, demands, strict=True)
+    ]
     forecasts = tuple(one for one in found if one is not None)
     return NodesSetup(**parts, demands=demands, heuristic=heuristic, forecasts=forecasts)

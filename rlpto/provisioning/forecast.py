@@ -36,7 +36,7 @@ class ForecastDemand(BaseProvisioner[ForecastOptions]):
     name = "forecast"
     summary = "spare GPUs by a forecast of the GPUs asked for while a node boots"
     Options = ForecastOptions
-    grid: ClassVar[Grid] = {"level": ("mean", 0.5, 0.8, 0.9, 0.95), "factor": (0.5, 1.0, 2.0)}
+    grid: ClassVar[Grid] = {"level": ("mean", 0.5, 0.8, 0.9, 0.95), "factor": (0.5, 1.0, 2.0, 4.0)}
     forecasts = True
 
     def __call__(self, state: NodesState) -> FloatArray:
