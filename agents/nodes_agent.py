@@ -79,6 +79,7 @@ class TrainedNodes:
 
     def __init__(self, network: NodesNetwork, heuristic: Provisioner, gpus: FloatArray, boot: FloatArray) -> None:
         self._network, self._heuristic, self._gpus, self._boot = network, heuristic, gpus, boot
+        self.forecasts: bool = getattr(heuristic, "forecasts", False)
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs. Raises PolicyError for nodes of another kind."""
@@ -134,6 +135,7 @@ class NodesAgent:
     def __init__(self, options: AgentOptions | PretrainedOptions) -> None:
         path = options.checkpoint()
         self._trained = nodes_agent_of(read_archive(path, KINDS), path)
+        self.forecasts = self._trained.forecasts
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs."""

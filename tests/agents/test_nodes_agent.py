@@ -18,6 +18,7 @@ from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.registry import make_provisioner
 from tests.agents.test_training import stop_after
+from tests.experiments.test_demand_forecasts import of_trace
 
 CHANGES = ["workload.windows.hours=6", "workload.windows.limit=2", "simulator.max_hours=6"]
 IDENTITY = Identity("digest", 4, {})
@@ -56,6 +57,15 @@ def test_the_agent_of_a_file_decides_as_it_did_under_training(setup, trained, tm
     export_agent(trained / "last.zip", tmp_path / "mine.zip")
     assert np.array_equal(own, play_windows(setup, agent(tmp_path / "mine.zip")))
     assert not np.array_equal(own, play_windows(setup, setup.heuristic))
+
+
+def test_an_agent_that_learnt_from_forecasts_gets_them_in_an_evaluation(tmp_path):
+    experiment = of_trace(tmp_path, "jobs.parquet", {}, *CHANGES)
+    short = SETTINGS.model_copy(update={"steps": 128})
+    train(nodes_setup(experiment, "train"), short, tmp_path / "run", IDENTITY)
+    spec, window = f"fifo@agent:file={tmp_path / 'run' / 'last.zip'}", experiment.windows("test")[0]
+    record = experiment.run_policy(experiment.policy(spec), window, 0, spec=spec)
+    assert len(record.rented.time) > 60
 
 
 def test_an_agent_for_other_nodes_is_refused(trained):

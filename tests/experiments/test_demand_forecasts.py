@@ -12,13 +12,13 @@ from rlpto.workloads.trace import make_trace, write_trace
 DAYS = 10
 
 
-def of_trace(folder: Path, name: str, gpus_of_a_day: dict[int, int]) -> Experiment:
+def of_trace(folder: Path, name: str, gpus_of_a_day: dict[int, int], *changes: str) -> Experiment:
     """Ten days with a job every 20 minutes, of one GPU but on the days that are named; 7 are for training."""
     minutes = np.arange(0, DAYS * 1440, 20)
     gpus = [gpus_of_a_day.get(int(minute // 1440), 1) for minute in minutes]
     columns = {"submit_time": 60.0 * minutes, "duration": np.full(len(minutes), 600.0), "gpus": np.array(gpus)}
     write_trace(make_trace(columns, origin=pd.Timestamp("2020-04-01"), source="ten days"), folder / name)
-    return Experiment(load_config("rented", [f"workload.path={folder / name}", "provision=forecast"]))
+    return Experiment(load_config("rented", [f"workload.path={folder / name}", "provision=forecast", *changes]))
 
 
 def test_a_training_window_is_forecast_by_what_was_learnt_on_the_other_half(tmp_path: Path) -> None:
