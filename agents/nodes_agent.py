@@ -18,7 +18,7 @@ from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.io.settings import Settings
 from rlpto.policies.spec import parse_spec
-from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.base import Provisioner, needs_forecast
 from rlpto.provisioning.control import NodeGroups
 from rlpto.provisioning.features import FEATURES, gpus_of_action, node_features
 from rlpto.provisioning.registry import make_provisioner, spec_of
@@ -79,7 +79,7 @@ class TrainedNodes:
 
     def __init__(self, network: NodesNetwork, heuristic: Provisioner, gpus: FloatArray, boot: FloatArray) -> None:
         self._network, self._heuristic, self._gpus, self._boot = network, heuristic, gpus, boot
-        self.forecasts: bool = getattr(heuristic, "forecasts", False)
+        self.forecasts = needs_forecast(heuristic)
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs. Raises PolicyError for nodes of another kind."""

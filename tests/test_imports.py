@@ -25,10 +25,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     ("modules", "heavy"),
     [
         ("rlpto.experiments.on_ray, rlpto.ray_cluster.scheduler.cluster, rlpto.ray_cluster.job.controller", {"torch"}),
+        ("rlpto.experiments.environments", {"torch", "stable_baselines3", "matplotlib"}),
         ("envs", {"numba", "torch", "stable_baselines3", "matplotlib", "pandas", "scipy", "pydantic"}),
     ],
 )
-def test_a_process_that_only_schedules_and_the_package_of_environments_are_light(modules: str, heavy: set[str]) -> None:
+def test_what_only_schedules_and_what_makes_environments_is_light(modules: str, heavy: set[str]) -> None:
     if "ray_cluster" in modules:
         pytest.importorskip("ray")
     program = f"import sys, {modules}; sys.exit(bool({heavy} & set(sys.modules)))"

@@ -30,7 +30,7 @@ def nodes_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot
         return []
     caption = (
         "Above, GPUs of all nodes and how many were wanted. Below, idle GPUs and how many the provisioner wanted to "
-        f"spare beyond those that jobs hold or wait for (window {window}, seed {seed}: the median by reward). "
+        f"spare beyond the GPUs that jobs hold or wait for (window {window}, seed {seed}: the median by reward). "
         + sentence(results)
     )
     return [Plot("rented_nodes", "Rented nodes", caption, nodes_over_time(records))]

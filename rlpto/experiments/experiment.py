@@ -5,7 +5,6 @@ The only place, with the command line, that knows all packages.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,12 +21,11 @@ from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
 from rlpto.core.policy import LookaheadPolicy, Policy, chooses, naming_line, reads_speeds
 from rlpto.core.records import RunRecord
-from rlpto.core.renting import TICK_S
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config, KnowledgeSettings
 from rlpto.experiments.run_folder import files_digest, outcome_of
+from rlpto.experiments.window_demand import WindowDemand
 from rlpto.experiments.window_traces import WindowTraces
-from rlpto.forecasting.series import ForecastError
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
 from rlpto.knowledge.known import AS_POLLUX, BatchCache, Knowledge
@@ -43,9 +41,8 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.spec import parse_provisioner, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.provisioning.base import Provisioner
-from rlpto.provisioning.control import NodeGroups, RentedNodes, RentingCluster
-from rlpto.provisioning.demand import Demand, demand_of, minute_counts
+from rlpto.provisioning.base import Provisioner, needs_forecast
+from rlpto.provisioning.control import RentedNodes, RentingCluster
 from rlpto.provisioning.registry import make_provisioner
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.workloads.listed import listed_jobs
@@ -53,11 +50,7 @@ from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_or
 from rlpto.workloads.trace import Trace
 
 if TYPE_CHECKING:
-    from rlpto.forecasting.demand import DemandForecaster
     from rlpto.performance.measured import MeasuredProfiles
-
-LEAST_DEMAND_S = 90_000.0
-"""Seconds of demand that a forecaster can learn from: a day, and more than its longest horizon."""
 
 
 class Experiment:
@@ -69,7 +62,6 @@ class Experiment:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._fitted: dict[tuple[float, float], DemandForecaster] = {}
         shape, reserved = config.cluster.shape, config.queue.reserve_after
         if reserved is not None and len(shape.kinds) > 1:
             types = len(shape.kinds)
@@ -284,57 +276,14 @@ class Experiment:
         rows: Iterable[tuple[float, ...]] = (),
     ) -> RentedNodes:
         """What decides on the rented nodes of a run on the jobs of a window. rows: as of `RentedNodes`."""
-        provisioner, demand = self.provisioner(spec), self.demand(window, jobs)
-        by_minute = demand.by_minute(self.demand_forecasts(provisioner, window, demand))
-        return RentedNodes(cluster, provisioner, by_minute, demand.start, rows)
-
-    def demand_forecasts(self, provisioner: Provisioner, window: str, demand: Demand) -> FloatArray | None:
-        """What is forecast of a window's demand; None where the provisioner needs no forecast.
-
-        Training windows are forecast by what was learnt on the other half of their time, if that is long enough: what
-        is learnt from forecasts would otherwise trust them too much.
-        """
-        if not getattr(provisioner, "forecasts", False):
-            return None
-        cut, boot = self.traces.by_name[window].window, float(NodeGroups(self.shape).boot[0])
-        if cut.split != "train" or self.config.forecast.demand is not None:
-            return demand.forecasts(self.demand_forecaster, boot)
-        end = self.traces.learnt_demand()[2]
-        if end * self.config.ray.arrivals < 2 * LEAST_DEMAND_S:
-            return demand.forecasts(self.demand_forecaster, boot)
-        first = cut.start < end / 2
-        return demand.forecasts(self._fitted_demand(end / 2 if first else 0.0, end if first else end / 2), boot)
+        provisioner, demand = self.provisioner(spec), self.demand.of(window, jobs)
+        forecasts = self.demand.forecasts(window, demand) if needs_forecast(provisioner) else None
+        return RentedNodes(cluster, provisioner, demand.by_minute(forecasts), demand.start, rows)
 
     @cached_property
-    def demand_forecaster(self) -> DemandForecaster:
-        """Forecasts demand by the minute: that of `forecast.demand`, else fitted on what comes before the validation
-        windows. Raises ConfigError for an unusable file, ForecastError for less than a day of demand."""
-        from rlpto.forecasting.demand import load_demand  # imports torch
-
-        if (path := self.config.forecast.demand) is None:
-            return self._fitted_demand(0.0, self.traces.learnt_demand()[2])
-        try:
-            return load_demand(path)
-        except ForecastError as wrong:
-            raise ConfigError(f"forecast.demand: {wrong}") from None
-
-    def _fitted_demand(self, begin: float, end: float) -> DemandForecaster:
-        """A forecaster that has learnt from the jobs submitted from `begin` to `end` [s of the trace]."""
-        from rlpto.forecasting.demand import DemandForecaster
-
-        if (begin, end) not in self._fitted:
-            submit, gpus, _, start = self.traces.learnt_demand()
-            there, factor = (submit >= begin) & (submit < end), self.config.ray.arrivals
-            seconds, none = (submit[there] - begin) * factor, np.zeros(int(there.sum()), np.int64)
-            counts = minute_counts(seconds, gpus[there], none, 1, int((end - begin) * factor / TICK_S))[0]
-            self._fitted[begin, end] = DemandForecaster(seed=self.config.seed).fit(counts, start + begin)
-        return self._fitted[begin, end]
-
-    def demand(self, window: str, jobs: Sequence[Job]) -> Demand:
-        """What the jobs of a window ask for by the minute, and what was asked for before it."""
-        cut, traces, factor = self.traces.by_name[window].window, self.traces, self.config.ray.arrivals
-        minutes = math.ceil((cut.end - cut.start) * factor / TICK_S)
-        return demand_of(jobs, minutes, self.shape, traces.day_before(cut, factor), traces.local_start(cut))
+    def demand(self) -> WindowDemand:
+        """What windows ask for by the minute."""
+        return WindowDemand(self.config, self.traces, self.shape)
 
     def run_policy(self, policy: Policy, window: str, seed: int, *, spec: str = "", sealed: bool = False) -> RunRecord:
         """Let a policy schedule the jobs of a window.
@@ -384,7 +333,7 @@ class Experiment:
         """
         for spec in self.config.policies:
             self.policy(spec)
-            if self.shape.rented_groups and getattr(self.provisioner(spec), "forecasts", False):
+            if self.shape.rented_groups and needs_forecast(self.provisioner(spec)):
                 _ = self.config.forecast.demand or self.traces.learnt_demand()
         _ = self.forecasts
         for window in self.windows():

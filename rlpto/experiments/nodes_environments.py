@@ -16,7 +16,9 @@ from rlpto.envs.rendering import METADATA
 from rlpto.experiments.config import Config
 from rlpto.experiments.environments import Overrides, cached_setup, changed_config, setup_parts
 from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
+from rlpto.provisioning.base import needs_forecast
 
 DEFAULT = "rented"
 """Configuration where none is named."""
@@ -68,11 +70,9 @@ def nodes_setup(
     parts = setup_parts(several, split, seeds)
     parts["settings"] = parts["settings"].model_copy(update={"baseline": "none"})
     of = [(several[workload.group], workload.name.split("/")[-2], workload.jobs) for workload in parts["workloads"]]
-    demands = tuple(experiment.demand(window, jobs) for experiment, window, jobs in of)
-    heuristic = several[0].provisioner("")
-    found = [
-        experiment.demand_forecasts(heuristic, window, demand)
-        for (experiment, window, _), demand in zip(of, demands, strict=True)
-    ]
-    forecasts = tuple(one for one in found if one is not None)
+    demands = tuple(experiment.demand.of(window, jobs) for experiment, window, jobs in of)
+    heuristic, forecasts = several[0].provisioner(""), tuple[FloatArray, ...]()
+    if needs_forecast(heuristic):
+        pairs = zip(of, demands, strict=True)
+        forecasts = tuple(experiment.demand.forecasts(window, demand) for (experiment, window, _), demand in pairs)
     return NodesSetup(**parts, demands=demands, heuristic=heuristic, forecasts=forecasts)

@@ -18,6 +18,7 @@ from rlpto.core.renting import TICK_S
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.provisioning.base import needs_forecast
 from rlpto.provisioning.control import RentedNodes
 from rlpto.provisioning.demand import arriving, minute_counts
 from rlpto.ray_cluster.scheduler.backend import Backend
@@ -109,7 +110,7 @@ def nodes_of_service(experiment: Experiment, cluster: RayCluster) -> SessionNode
 
     provisioner, began, real = experiment.provisioner(""), database.wall(0.0), RealNodes(cluster, shape, None)
     start = began + time.localtime(began).tm_gmtoff
-    forecaster = experiment.demand_forecaster if getattr(provisioner, "forecasts", False) else None
+    forecaster = experiment.demand.forecaster if needs_forecast(provisioner) else None
     rented = RentedNodes(real, provisioner, arriving(arrived, start, forecaster), start)
     return SessionNodes(cluster, real, rented, keeps=False)
 

@@ -12,7 +12,7 @@ from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.nodes_environments import nodes_setup
 from rlpto.io.errors import ConfigError, nearest
-from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.base import Provisioner, needs_forecast
 from rlpto.provisioning.registry import BUILT_IN, spec_of
 
 
@@ -44,7 +44,7 @@ def tune(
         for kind in kinds
         for values in product(*kind.grid.values())
     ]
-    foresees = any(getattr(kind, "forecasts", False) for kind in kinds)
+    foresees = any(map(needs_forecast, kinds))
     config = config.model_copy(update={"provision": "forecast" if foresees else "reactive"})
     setup, found = nodes_setup(Experiment(config), "train"), dict[str, list[Tried]]()
     for number, provisioner in enumerate(points):

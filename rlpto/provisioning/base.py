@@ -30,8 +30,8 @@ class Provisioner(Protocol):
 
 
 class BaseProvisioner(Generic[OptionsType]):
-    """A provisioner with options. summary: for lists. grid: values of the options that tuning tries. forecasts: whether
-    it needs `NodesState.forecast`."""
+    """A provisioner with options. summary: for lists. grid: values of the options that tuning tries. forecasts: see
+    `needs_forecast`."""
 
     name: str
     summary: ClassVar[str]
@@ -41,6 +41,11 @@ class BaseProvisioner(Generic[OptionsType]):
 
     def __init__(self, options: OptionsType | None = None) -> None:
         self.options: OptionsType = options or self.Options()  # type: ignore[assignment]
+
+
+def needs_forecast(provisioner: object) -> bool:
+    """Whether a provisioner, or a class of them, needs `NodesState.forecast`; those of other packages may not say."""
+    return bool(getattr(provisioner, "forecasts", False))
 
 
 def checked_gpus(name: str, wanted: FloatArray, state: NodesState) -> FloatArray:

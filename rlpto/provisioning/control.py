@@ -47,12 +47,15 @@ class NodeGroups:
     def __init__(self, shape: ClusterShape, copies: int = 1) -> None:
         first = [shape[int(group[0])] for group in shape.rented_groups]
         count = np.array([len(group) for group in shape.rented_groups], dtype=np.int64)
+        self._groups = len(first)
         rented = [node.rented for node in first if node.rented is not None]
         self.size = np.tile(np.array([float(node.gpus) for node in first]), copies)
         self.boot = np.tile(np.array([one.boot for one in rented]), copies)
         self.least = np.tile(count * np.array([one.least for one in rented]) // [one.most for one in rented], copies)
         self.most = np.tile(count, copies)
         self._gpus = self.size * self.most.astype(np.float64)
+        kinds = [node.gpu for node in first]
+        self._next = [(at, kinds.index(kind, at + 1)) for at, kind in enumerate(kinds) if kind in kinds[at + 1 :]]
 
     def state(
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray
@@ -62,7 +65,15 @@ class NodeGroups:
         return NodesState(*(time, clock, self.size, self.boot, self._gpus, *seen, averages, forecast))
 
     def nodes(self, state: NodesState, gpus: FloatArray) -> IntArray:
-        """[R] nodes to rent where `gpus` [R] are wanted in all."""
+        """[R] nodes to rent where `gpus` [R] are wanted in all.
+
+        GPUs that a group cannot offer are wanted of the next group with the same type of GPU.
+        """
+        if self._next:
+            wanted, offered = (part.reshape(-1, self._groups).copy() for part in (gpus, state.own + self._gpus))
+            for group, other in self._next:
+                wanted[:, other] += np.maximum(wanted[:, group] - offered[:, group], 0.0)
+            gpus = wanted.reshape(-1)
         found: IntArray = np.minimum(np.maximum(nodes_for(state, gpus), self.least), self.most)
         return found
 
@@ -106,7 +117,7 @@ class RentedNodes:
         self._cost += sum(passed["cost"].tolist())
 
     def _ask(self) -> tuple[NodesState, FloatArray]:
-        """What is seen, and [G] GPUs that are wanted then."""
+        """Look at the nodes, and return the state with the [G] GPUs that are wanted in it."""
         look, groups, now = self._cluster.look_at_nodes(), self._groups, self._cluster.time
         averages, forecast = self._demand(int(now / TICK_S + 1e-6), float(groups.boot[0]))
         time = np.full(len(look), now)

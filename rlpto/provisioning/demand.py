@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # it imports torch
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Of the quantiles of a forecast."""
 ByMinute = Callable[[int, float], tuple[FloatArray, FloatArray]]
-"""Gives [G, 2, A] averages and [G, F] forecast of a boot time [s] once so many minutes are over."""
+"""Gives [G, 2, A] averages and [G, F] forecast for a boot time [s], given the minutes that are over."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,11 @@ class Demand:
 
 
 def arriving(arrived: Callable[[int, int], FloatArray], start: float, forecaster: DemandForecaster | None) -> ByMinute:
-    """Demand by the minute as jobs arrive; what is seen of a day is seen. arrived: counts [G, T, 2] of the minutes from
-    one on and before another, which may be before 0. start: as in `Demand`."""
+    """Demand by the minute as jobs arrive, from the last day of them.
+
+    arrived: gives counts [G, T, 2] of the minutes from its first argument up to its second; both may be below 0.
+    start: as in `Demand`.
+    """
 
     @lru_cache(maxsize=1)
     def at(minute: int, boot: float) -> tuple[FloatArray, FloatArray]:

@@ -32,7 +32,7 @@ class Heartbeat:
 @dataclass(frozen=True)
 class ProvisioningStatus:
     """What a provisioner decided last, `at` [s]: `wanted` GPUs of rented nodes; of nodes that were `ready`, `booting`,
-    and `held` by jobs. spare: GPUs that it wanted beyond those that jobs held or waited for."""
+    and `held` by jobs. spare: GPUs that it wanted beyond the demand of jobs, held and waited for."""
 
     at: float
     provisioner: str

@@ -18,7 +18,7 @@ from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.registry import make_provisioner
 from tests.agents.test_training import stop_after
-from tests.experiments.test_demand_forecasts import of_trace
+from tests.experiments.test_window_demand import of_trace
 
 CHANGES = ["workload.windows.hours=6", "workload.windows.limit=2", "simulator.max_hours=6"]
 IDENTITY = Identity("digest", 4, {})

@@ -158,3 +158,13 @@ def test_a_wrong_provisioner_is_refused_before_anything_runs_and_any_where_no_no
 def test_what_is_seen_of_nodes_goes_by_the_same_names() -> None:
     first = [field.name for field in fields(NodesState)].index(SEEN[0])
     assert tuple(field.name for field in fields(NodesState))[first : first + len(SEEN)] == SEEN
+
+
+def test_a_job_larger_than_the_first_group_gets_nodes_of_the_next_of_its_type():
+    nodes = "{gpus: 4, rented: {most: 1}}, {gpus: 2, gpu: A100, rented: {most: 9}}, {gpus: 4, rented: {most: 2}}"
+    jobs = "[{model: cifar10, submit: 0, epochs: 1, gpus: 12, max_gpus: 12}]"
+    changes = [f"cluster.nodes=[{nodes}]", "workload.source=jobs", f"workload.jobs={jobs}", "policies=[fifo@reactive]"]
+    experiment = Experiment(load_config("rented", [*changes, "evaluation.reference=fifo@reactive"]))
+    record = experiment.run_cell(experiment.cells()[0])
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert record.rented.ready.max() == 12

@@ -44,7 +44,7 @@ class RayCluster(JobTracker):
     whether it is the last of its job. possible: all nodes that there may be, where nodes are rented.
 
     wake_at: s; `advance` returns then at the latest. wants: gives the GPUs that Ray's autoscaler is asked for; None:
-    those that jobs hold or ask for.
+    as many as jobs hold or ask for.
 
     A job that keeps GPUs keeps them where they are; others span few nodes. One that is given fewer GPUs gives them up
     before another one gets them (`rlpto.ray_cluster.scheduler.gpu_claims`): of `held_gpus`, which the decision in force

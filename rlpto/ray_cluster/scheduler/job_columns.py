@@ -115,7 +115,7 @@ class JobColumns:
 
     @property
     def submitted(self) -> BoolArray:
-        """[M] jobs that have been let in, those that have ended too."""
+        """[M] jobs that have been let in, including ended ones."""
         return self.active | self.failed | self.finished
 
     def restore(self, job: int, row: SessionJob, improvements: Sequence[tuple[float, float]], counted: float) -> None:

@@ -104,7 +104,7 @@ class JobTracker:
         return Counter(node for entry in self._commands.claims.entries.values() for node in entry.planned.nodes)
 
     def claimed(self) -> set[str]:
-        """Ids of nodes of which controllers may hold GPUs or CPU slots, those that are to go too."""
+        """Ids of nodes of which controllers may hold GPUs or CPU slots, including nodes that are to go."""
         return {node for entry in self._commands.claims.entries.values() for _, node in entry.claim}
 
     def table_of(self, index: IntArray) -> JobTable:

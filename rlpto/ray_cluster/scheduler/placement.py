@@ -35,7 +35,7 @@ class NodeInventory:
 
     claims: who may use what nodes offer. shape: the nodes as they are now, those that will go after those that are up;
     what was up at some time and is missing is down. announced: nodes that will go, as `Backend.announced` has them.
-    possible: all nodes that there may be, where nodes are rented; those that are missing are down.
+    possible: all nodes that there may be, where nodes are rented; missing ones are down.
     """
 
     def __init__(self, database: SessionDatabase, possible: Sequence[Node] = ()) -> None:

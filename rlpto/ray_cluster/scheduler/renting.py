@@ -124,7 +124,7 @@ class LocalRental:
     """Nodes that RLPTO starts and ends itself, by the rules of `rlpto.simulator.renting`.
 
     A node is hidden until its boot time is over. One that jobs are to leave is paid until they have left.
-    shape: all nodes that there may be; those that are not rented are up. start: starts a node, such as a `RayNode`, in
+    shape: all nodes that there may be; nodes that are not rented are up. start: starts a node, such as a `RayNode`, in
     the one thread of `thread`, which has to last: Linux ends a process with the thread that has started it.
     seed: of boot times. clock: s. Raises ClusterError, once nodes are looked at, for one that did not start.
     """
@@ -246,7 +246,7 @@ class LocalRental:
         return [node for node in alive if node.id in usable]
 
     def _end_left(self) -> None:
-        """End nodes that jobs have left; what is left of the least time is paid."""
+        """End nodes that jobs have left, and pay the rest of their least time."""
         now, claimed = self._clock(), self.claimed()
         for rental in list(self._leaving):
             if rental.node not in claimed or now >= rental.leaves_by:

@@ -24,9 +24,9 @@ def of_trace(folder: Path, name: str, gpus_of_a_day: dict[int, int], *changes: s
 def test_a_training_window_is_forecast_by_what_was_learnt_on_the_other_half(tmp_path: Path) -> None:
     plain = of_trace(tmp_path, "plain.parquet", {})
     early = of_trace(tmp_path, "early.parquet", {0: 8})
-    windows, provisioner = plain.windows("train"), plain.provisioner("")
+    windows = plain.windows("train")
     assert len(windows) >= 4
     for window, same in ((windows[0], True), (windows[-1], False)):
-        demand = plain.demand(window, plain.jobs(window, 0))
-        said = [experiment.demand_forecasts(provisioner, window, demand) for experiment in (plain, early)]
+        demand = plain.demand.of(window, plain.jobs(window, 0))
+        said = [experiment.demand.forecasts(window, demand) for experiment in (plain, early)]
         assert np.array_equal(*said) == same, "it has seen its own days" if same else "it has seen nothing"
