@@ -50,6 +50,7 @@ def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(entries: dict[
     assert len(re.findall(r"^\| \[", pages["cases/README"], re.MULTILINE)) == len(pages) - 1 == len(cases()) / 2
 
 
+@pytest.mark.slow
 def test_gallery_shows_what_a_policy_uses(tmp_path: Path) -> None:
     names, said = ("fifo", "srtf", "max_throughput", "agent"), list[str]()
     page = site.gallery({name: own_policies()[name] for name in names}, tmp_path, said.append)

@@ -80,6 +80,7 @@ def test_the_validation_curve_of_a_checkpoint_reaches_the_card_by_an_export(tmp_
     assert rows_of(card_of(tmp_path / "agent.zip"), "Validation") == expected
 
 
+@pytest.mark.slow
 def test_an_agent_that_learnt_from_decisions_has_steps_and_rewards_per_job(decided: Path, tmp_path: Path) -> None:
     export_agent(decided / "best.zip", tmp_path / "agent.zip")
     said = read_archive(tmp_path / "agent.zip", (AGENT,)).manifest

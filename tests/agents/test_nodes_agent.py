@@ -13,6 +13,7 @@ from rlpto.envs.nodes import NodesSetup, play_windows
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.nodes_environments import nodes_setup
+from rlpto.forecasting import demand_network
 from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.policies.spec import parse_spec
@@ -59,7 +60,8 @@ def test_the_agent_of_a_file_decides_as_it_did_under_training(setup, trained, tm
     assert not np.array_equal(own, play_windows(setup, setup.heuristic))
 
 
-def test_an_agent_that_learnt_from_forecasts_gets_them_in_an_evaluation(tmp_path):
+def test_an_agent_that_learnt_from_forecasts_gets_them_in_an_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setattr(demand_network, "MOST_UPDATES", 20)  # that there are forecasts counts here, not how good
     experiment = of_trace(tmp_path, "jobs.parquet", {}, *CHANGES)
     short = SETTINGS.model_copy(update={"steps": 128})
     train(nodes_setup(experiment, "train"), short, tmp_path / "run", IDENTITY)

@@ -162,6 +162,7 @@ def test_the_agent_decides_as_in_training_wherever_its_vector_is_used(tmp_path: 
     assert (base.sum() - earned) / time == pytest.approx(lost, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_agents_learn_where_jobs_fit_their_own_speeds(tmp_path: Path) -> None:
     """By tables in place of fits; what was seen of speeds is part of the state of environments."""
     known = {"mode": "online", "fits": "shared", "remaining": "learnt"}

@@ -80,6 +80,7 @@ def test_policies_and_environments_see_the_same_bit_by_bit() -> None:
         batch_seen = batch.step(nothing[None])[0]
 
 
+@pytest.mark.slow
 def test_off_leaves_everything_as_it_was() -> None:
     off, on = experiment_with(), experiment_with(mode="on")
     window = off.windows("train")[0]

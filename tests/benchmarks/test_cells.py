@@ -81,6 +81,7 @@ def test_rewards_compare_the_mean_agent_and_no_cell_runs_twice(plan: _studies.Pl
     assert float(means["lower bound"]["synthetic 0.9"]) >= float(means["agent"]["synthetic 0.9"])
 
 
+@pytest.mark.slow
 def test_other_sizes_of_cluster_are_compared_with_that_of_the_training(plan: _studies.Plan, monkeypatch) -> None:
     monkeypatch.setattr(agents, "SIZES", {4: 2, 8: 1})
     monkeypatch.setattr(agents, "HOME_NODES", 4)

@@ -61,6 +61,7 @@ def test_windows_policies_labels_and_seed_choose_what_is_run(rlpto) -> None:
     assert "only fifo, equal_share took decisions before the run ended" in answer.out
 
 
+@pytest.mark.slow
 def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: Path) -> None:
     answer = rlpto("evaluate", "exp.yaml", "--policies", "fifo", "--set", "workload.load=4")
     assert answer.code == 0, answer.err
@@ -123,6 +124,7 @@ def written(folder: str = "runs/small") -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in Path(folder, "cells").glob("*.json")}
 
 
+@pytest.mark.slow
 def test_cells_of_weights_that_have_changed_are_run_again_and_no_others(rlpto) -> None:
     save_weights(IndexWeights().vector(), Path("w.yaml"))
     arguments = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,index:weights=w.yaml")

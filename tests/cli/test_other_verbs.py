@@ -160,6 +160,7 @@ def test_profiles_by_tables_are_listed_with_sizes_source_and_error(rlpto, projec
     rlpto("profiles", "list", "--folder", str(project / "none")).assert_refused("no such folder")
 
 
+@pytest.mark.slow
 def test_profiles_by_tables_are_drawn(rlpto, project: Path) -> None:
     assert "2 profiles: new/sizes.png" in rlpto("profiles", "plot", "mpt-7b", "vtrain-18.4b", "-o", "new/sizes.png").out
     assert (project / "new" / "sizes.png").read_bytes().startswith(b"\x89PNG")

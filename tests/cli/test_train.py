@@ -95,6 +95,7 @@ def test_an_agent_that_learns_from_windows_is_evaluated_and_planned_with(rlpto, 
     assert rlpto("train", "exp.yaml", *windows, "--fresh", "-q").code == 0
 
 
+@pytest.mark.slow
 def test_an_agent_is_evaluated_next_to_policies_by_label_and_on_any_other_trace(rlpto, project: Path) -> None:
     rlpto("train", "exp.yaml", "-q", *FAST, "--set", 'policies=[fifo,"index:label=mine"]')
     answer = rlpto("evaluate", "--run", "runs/small", "--policies", "agent,mine", "--no-report")
@@ -167,6 +168,7 @@ def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project
     rlpto("evaluate", "--run", "runs/small").assert_refused("best.zip", "truncated")
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(project: Path) -> None:
     run = project / "runs/small"
     long = (*FAST, "--set", "agent.steps=100000", "--set", "workload.windows.validation=0")

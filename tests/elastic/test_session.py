@@ -236,6 +236,7 @@ def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path: Path, capsys: p
             assert "warning: weights are NaN or infinite after step 2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("lightning") is None, reason="needs the extra lightning")
 def test_lightning_ends_with_nan() -> None:
     from lightning import LightningModule

@@ -46,6 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "MOST_UPDATES", 2)
 
 
+@pytest.mark.slow
 def test_forecasts_of_bursts_are_better_than_the_mean_and_calibrated(
     counts: FloatArray, fitted: DemandForecaster
 ) -> None:

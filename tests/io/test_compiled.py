@@ -149,6 +149,7 @@ def test_the_versions_used_last_stay_in_the_cache(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {"rlpto-0", "rlpto-1", "others"}
 
 
+@pytest.mark.slow
 def test_code_is_compiled_without_a_cache_where_no_folder_can_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
     code = "from rlpto.io.compiled import cache_folder, njit; print(cache_folder(), njit()(lambda x: 2 * x)(3))"
@@ -279,6 +280,7 @@ def test_options_of_compilation_are_the_same_where_one_states_what_holds_anyway(
     assert plain != "nothing"
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_compiles_and_the_other_loads(tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(
         "import sys, time\n"

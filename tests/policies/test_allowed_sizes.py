@@ -19,13 +19,11 @@ from rlpto.performance.size_table import largest_sizes
 from rlpto.policies.registry import is_complete, own_policies
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
-from tests.slow import few
+from tests.slow import TYPICAL, few
 
 from ..builders import Scripted, admit, job, linear_tables, with_kinds
 
 POLICIES = [name for name, policy in own_policies().items() if is_complete(policy)]
-DEAR = {"planner", "themis", "shockwave", "max_sum_throughput", "max_throughput", "min_duration"}
-"""Half of the time; of programmes, gavel and sia stay."""
 KNOWLEDGE = (
     {"mode": "exact"},
     {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2},
@@ -111,7 +109,7 @@ def watched(policy: Policy) -> Scripted:
     return Scripted(decide)
 
 
-@pytest.mark.parametrize("policy", few(POLICIES, *(set(POLICIES) - DEAR)))
+@pytest.mark.parametrize("policy", few(POLICIES, *TYPICAL))
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(MIXES), st.integers(0, len(KNOWLEDGE) - 1), st.integers(0, 3))
 def test_no_policy_breaks_an_allowed_size(policy: str, mix: tuple[int, ...], knowledge: int, seed: int) -> None:

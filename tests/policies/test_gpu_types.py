@@ -17,7 +17,7 @@ from rlpto.io.errors import JobError
 from rlpto.performance.solo import requested_seconds
 from rlpto.policies.registry import is_complete, own_policies
 from rlpto.workloads.trace import lacking_types, make_trace, write_trace
-from tests.slow import few
+from tests.slow import TYPICAL, few
 
 from ..builders import Scripted
 
@@ -69,7 +69,7 @@ def watched(policy: Policy, jobs: list[Job]) -> Scripted:
     return Scripted(decide)
 
 
-@pytest.mark.parametrize("policy", few(POLICIES, *(set(POLICIES) - {"planner"})))
+@pytest.mark.parametrize("policy", few(POLICIES, *TYPICAL))
 def test_no_policy_gives_a_job_gpus_of_a_type_that_it_did_not_ask_for(policy: str, experiment) -> None:
     for nodes in ({"t4": 1, "a100": 1}, {"a100": 1, "t4": 2}):
         for knowledge in KNOWLEDGE:

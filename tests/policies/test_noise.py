@@ -14,11 +14,9 @@ from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.policies.registry import is_complete, make_policy, own_policies
 
-from ..slow import few
+from ..slow import TYPICAL, few
 
 POLICIES = [name for name, policy in own_policies().items() if is_complete(policy)]
-DEAR = {"sia", "themis", "shockwave", "max_sum_throughput", "min_duration"}
-"""Half of the time; of programmes, gavel stays."""
 NOISE = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
 LONGER = 1.5
 """Factor by which errors of 20 % may lengthen mean JCT."""
@@ -45,7 +43,7 @@ def experiment(servers: bool, noisy: bool) -> Experiment:
     return prepare(Config.model_validate(content))
 
 
-@pytest.mark.parametrize("policy", few(POLICIES, *(set(POLICIES) - DEAR)))
+@pytest.mark.parametrize("policy", few(POLICIES, *TYPICAL))
 def test_all_jobs_finish_and_little_is_lost(policy: str) -> None:
     servers = chooses(make_policy(policy), "servers")
     jcts = []

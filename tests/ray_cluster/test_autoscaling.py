@@ -58,6 +58,7 @@ class OnDemand(FakeBackend):
         self.gpus = dict.fromkeys(sorted(held | wanted), NODE_GPUS)
 
 
+@pytest.mark.slow
 def test_jobs_wait_for_nodes_and_idle_ones_go(database: SessionDatabase) -> None:
     backend = OnDemand(FakeTime(), {"n0": NODE_GPUS})
     jobs = [make_job(0, 0.0, 4.0, gpus=MOST, max_gpus=MOST), make_job(1, 2000.0, 4.0, gpus=1, max_gpus=1)]

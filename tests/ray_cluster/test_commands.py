@@ -222,6 +222,7 @@ def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: Loc
     assert all_controllers() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_cluster_of_somebody_else_on_this_machine_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

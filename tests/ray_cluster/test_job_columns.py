@@ -26,6 +26,7 @@ from tests.builders import job as make_job
 from tests.builders import linear_tables
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster, play, run_until, specs
+from tests.slow import few
 
 FIRST, TRUE = 0.1, 0.7
 share = st.floats(0.0, 1.0)
@@ -118,7 +119,7 @@ def missed(backend: Learning, job: str, epochs: int) -> float:
     return 10.0 * sum((last - backend.accuracy(job, epoch)) / (last - FIRST) for epoch in range(epochs))
 
 
-@pytest.mark.parametrize("guess", [0.95, 0.3])
+@pytest.mark.parametrize("guess", few([0.95, 0.3], 0.3))
 def test_the_reward_follows_what_policies_expect_and_ends_with_the_truth(
     guess: float, database: SessionDatabase
 ) -> None:
@@ -151,6 +152,7 @@ def test_the_reward_follows_what_policies_expect_and_ends_with_the_truth(
     assert record.jobs.reached_99[0] == pytest.approx(50.0, abs=1.5)
 
 
+@pytest.mark.slow
 def test_a_job_that_did_not_train_to_its_end_keeps_the_accuracy_that_was_expected(database: SessionDatabase) -> None:
     backend = Learning(FakeTime(), {"n": 3})
     jobs = [elastic(0, epochs=20.0, most=1), make_job(1, 0.0, 20.0, stop=StopRule()), elastic(2, epochs=20.0, most=1)]
@@ -169,7 +171,8 @@ def test_a_job_that_did_not_train_to_its_end_keeps_the_accuracy_that_was_expecte
     assert whole[1] == 1.0
 
 
-@pytest.mark.parametrize(("leave", "guess"), [(False, 0.95), (True, 0.95), (False, 0.3)])
+@pytest.mark.parametrize("leave", [False, True])
+@pytest.mark.parametrize("guess", few([0.95, 0.3], 0.3))
 def test_no_restart_loses_what_jobs_missed_or_counts_it_twice(leave: bool, guess: float, tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     backend = Learning(FakeTime(), {"n": 2}, final={"job1": 0.5})

@@ -27,13 +27,14 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.builders import Scripted, job, linear_tables, with_kinds, with_servers
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play
+from tests.slow import few
 
 NODES = {"n1": 2, "n2": 4, "n3": 2}
 KINDS = {"n1": "slow", "n2": "fast", "n3": "slow"}
 TABLES = with_kinds(linear_tables(0.1, 8), {"slow": (1.0, 2), "fast": (2.0, 4)})
 
 
-@pytest.mark.parametrize("policy", ["equal_share", "fifo", "sia", "gavel"])
+@pytest.mark.parametrize("policy", few(["equal_share", "fifo", "sia", "gavel"], "fifo", "sia"))
 def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDatabase) -> None:
     backend = FakeBackend(FakeTime(), dict(NODES), kinds=KINDS)
     jobs = [job(number, submit=5.0 * number, epochs=10.0, gpus=1, max_gpus=4) for number in range(4)]

@@ -25,6 +25,7 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.renting import LocalRental
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.slow import few
 
 CONFIG = """
 cluster: {nodes: [{gpus: 2, price: 3600, rented: {most: 4, boot: 30, idle: 0, minimum: 0}}]}
@@ -120,7 +121,9 @@ JOBS = (
 )
 
 
-@pytest.mark.parametrize("spec", ["fifo@spare:gpus=2", "fifo@average:factor=2", "fifo@fixed:share=0.5"])
+@pytest.mark.parametrize(
+    "spec", few(["fifo@spare:gpus=2", "fifo@average:factor=2", "fifo@fixed:share=0.5"], "fifo@average:factor=2")
+)
 def test_a_provisioner_decides_as_in_simulation(tmp_path: Path, spec: str) -> None:
     session = Session(tmp_path, JOBS)
     real, simulated = session.run(spec), session.simulated(spec)
@@ -145,6 +148,7 @@ def test_a_node_boots_is_paid_from_request_to_return_and_starts_hidden(tmp_path:
     assert record.decisions.cost.sum() == pytest.approx(record.rented.cost.sum())
 
 
+@pytest.mark.slow
 def test_jobs_leave_a_node_that_is_not_worth_its_price_and_lose_nothing(tmp_path: Path) -> None:
     jobs = ", ".join(
         f"{{name: {name}, model: small, submit: 0, epochs: {epochs}, gpus: 1, max_gpus: 1}}"

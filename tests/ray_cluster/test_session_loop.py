@@ -81,6 +81,7 @@ def test_what_is_predicted_while_jobs_run_comes_true(tmp_path: Path) -> None:
         assert [row.finish for row in rows] == pytest.approx((1000.0 + found.finish).tolist())
 
 
+@pytest.mark.slow
 def test_how_long_jobs_take_to_start_is_learned_from_those_that_have_started(database: SessionDatabase) -> None:
     """The profile says that they start at once; here they take half a minute."""
     jobs = [elastic(number, submit=200.0 * number, epochs=4.0, most=1) for number in range(4)]

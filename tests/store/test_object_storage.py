@@ -19,6 +19,7 @@ from rlpto.ray_cluster.job.job_folder import JobFolder
 from rlpto.store.object_storage import checked_uri
 from tests.ray_cluster.running import SESSION, make_spec
 from tests.service.web.helpers import answering
+from tests.slow import few
 
 PLACE = f"runs/{SESSION}/job/"
 KEY, SECRET = "key-that-is-not-shown", "secret-that-is-not-shown"
@@ -143,7 +144,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", few(FAULTS, "away"))
 def test_a_fault_is_said_once_and_copies_arrive_after_it(server: Server, tmp_path: Path, fault: str) -> None:
     code, reason, methods, said = FAULTS[fault]
     server.fail(code, reason, *methods)

@@ -41,6 +41,7 @@ def test_the_mixture_of_llm_is_as_its_sources_say() -> None:
     assert np.mean(duration > 86_400) < 0.05
 
 
+@pytest.mark.slow
 def test_jobs_of_a_class_are_as_it_says_and_the_same_every_time() -> None:
     one = {"name": "tests", "share": 1, "minutes": [10, 40], "priority": "high", "models": {"mpt-7b": {8: 3, 128: 1}}}
     experiment = Experiment(llm(mixture=[one]))

@@ -84,6 +84,7 @@ def test_calibrate_needs_a_week_and_durations() -> None:
     assert calibrate(make_trace({"submit_time": busy, "duration": np.full(len(busy), 60.0)}, "test")).day_sigma == 3
 
 
+@pytest.mark.slow
 def test_the_committed_calibration_is_what_calibrate_gives_of_the_whole_philly_csv(shared_data: Path) -> None:
     imported = import_trace("philly_csv", shared_data / "traces" / "philly.csv.gz")
     assert (len(imported.trace), imported.skipped) == (64_483, ())

@@ -57,6 +57,7 @@ def test_curves_have_no_holes_where_no_scheduler_was_there(service: VirtualServi
     assert (service.row(job).state == "finished") == (epochs == 20.0)
 
 
+@pytest.mark.slow
 def test_every_decision_shows_the_reward_of_the_time_since_the_one_before_it(service: VirtualService) -> None:
     for epochs in (5.0, 20.0):
         service.submit(gpus=2, max_gpus=2, epochs=epochs)

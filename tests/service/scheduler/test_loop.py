@@ -29,6 +29,7 @@ from rlpto.store.users import add_user, change_user
 from tests.service.scheduler import virtual
 from tests.service.scheduler.virtual import PROGRAM, Inline, VirtualBackend, VirtualService, config
 from tests.service.web.helpers import make_settings
+from tests.slow import few
 
 
 def test_a_job_is_queued_started_trained_and_finished(service: VirtualService) -> None:
@@ -178,7 +179,7 @@ def test_many_jobs_that_are_cancelled_together_are_each_looked_at_a_few_times(
     assert read < 30 * len(jobs)
 
 
-@pytest.mark.parametrize("jump", [7200.0, -7200.0])
+@pytest.mark.parametrize("jump", few([7200.0, -7200.0], -7200.0))
 def test_a_clock_that_is_set_holds_nothing_up_and_ends_no_job_before_its_time(
     service: VirtualService, jump: float
 ) -> None:
@@ -239,7 +240,7 @@ def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
     assert queue(service.store)[0].reason == "it needs 4 GPUs, and its owner may hold 2"
 
 
-@pytest.mark.parametrize("policy", ["fifo", "elastic_fifo", "equal_share"])
+@pytest.mark.parametrize("policy", few(["fifo", "elastic_fifo", "equal_share"], "elastic_fifo"))
 def test_jobs_go_on_within_a_quota_that_is_lowered(tmp_path: Path, policy: str) -> None:
     service = VirtualService(tmp_path, settings={"scheduler": {"policy": policy}})
     bob, ann = (add_user(service.store, name, "user", 0.0) for name in ("bob", "ann"))

@@ -22,6 +22,7 @@ import pytest
 from rlpto.service.web.__main__ import MOST_UNKNOWN
 from rlpto.service.web.middleware import LARGEST_BODY_BYTES
 from tests.service.web.helpers import Api, WebProcess, running_api, web_process
+from tests.slow import few
 
 JSON = {"Content-Type": "application/json"}
 POST = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
@@ -205,7 +206,9 @@ def validate(api: Api, user: str, archive: bytes) -> Any:
     return api("POST", "jobs/validate", user, json={"program": "script", "script": script})
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize(
+    "method", few([zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], zipfile.ZIP_DEFLATED)
+)
 def test_archives_that_grow_take_no_memory(shared_api: Api, web: WebProcess, method: int) -> None:
     zeros, process = zipped(bytes(10**8), method), psutil.Process(web.process.pid)
     hidden = zeros.replace((10**8).to_bytes(4, "little"), (1).to_bytes(4, "little"))
@@ -221,7 +224,10 @@ def test_archives_that_grow_take_no_memory(shared_api: Api, web: WebProcess, met
     assert process.memory_info().rss - before < 30e6
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize(
+    "method",
+    few([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], zipfile.ZIP_STORED),
+)
 def test_damaged_archives_are_no_failures(shared_api: Api, method: int) -> None:
     whole, draw = zipped(b"text " * 40, method), random.Random(method)
     developer = {"Authorization": f"Bearer {shared_api.tokens['dev']}"}
