@@ -1,6 +1,6 @@
-"""Wishes meet capacity, compiled: the cut in queue order, and GPUs reserved for jobs that have waited too long.
+"""Trim requested allocations to capacity in queue order, and reserve GPUs for jobs that have waited too long; compiled.
 
-For the queue of one cluster (`rlpto.core.queues.Queue`) and for many simulated clusters at once.
+Used by the queue of one cluster (`rlpto.core.queues.Queue`) and for many simulated clusters at once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def admit(
     now: float,
     reserve_after: float,
 ) -> int:
-    """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
+    """Fill given [n] with the requested GPUs [n] of the jobs in view [n] VIEW, trimmed to capacity in queue order.
 
-    jobs: [M] JOB, those in view among them. fit: `SpeedTables.fit_anywhere` of their types; None, or empty: all sizes
-    are allowed. reserve_after [s]: `reserve` is applied if this is finite. Returns the first row whose wish breaks its
-    limits, or -1.
+    jobs: [M] JOB, including those in view. fit: `SpeedTables.fit_anywhere` of their types; all sizes are allowed if it
+    is None or empty. reserve_after [s]: `reserve` is applied if this is finite. Returns the first row whose request
+    breaks its limits, or -1.
     """
     total = 0
     for i in range(len(wishes)):
@@ -48,7 +48,9 @@ def admit(
 
 @helper()
 def allowed(fit: IntArray | None, jobs: AnyArray, view: AnyArray, i: int, gpus: int) -> int:
-    """Largest allowed size up to `gpus` of the job in row i of a view; arguments as in `admit`."""
+    """Largest allowed size up to `gpus` of the job in row i of a view. The other arguments are the same as in
+    `admit`.
+    """
     if fit is None:
         return gpus
     return int(fit[jobs[view[i].index].believed_type, gpus]) if fit.size else gpus
@@ -58,11 +60,11 @@ def allowed(fit: IntArray | None, jobs: AnyArray, view: AnyArray, i: int, gpus: 
 def reserve(
     view: AnyArray, given: IntArray, capacity: int, jobs: AnyArray, fit: IntArray | None, now: float, after: float
 ) -> bool:
-    """Change given [n] so that GPUs that become free go first to jobs that have waited for `after` seconds.
+    """Change given [n] so that jobs that have waited for `after` seconds get free GPUs first.
 
-    The other arguments are those of `admit`. Overdue jobs get their smallest size, the longest wait first; no other job
-    grows while one of them waits for GPUs. A job that got GPUs in this way keeps its smallest size until it ends.
-    Returns False, with `given` as it was, if the GPUs that jobs keep are more than there are.
+    The other arguments are the same as in `admit`. Overdue jobs get their smallest size, the longest wait first; no
+    other job grows while an overdue job waits for GPUs. A job that got GPUs in this way keeps its smallest size until
+    it ends. Returns False, with `given` unchanged, if the jobs keep more GPUs than there are.
     """
     least, kept, left = np.zeros_like(given), np.zeros_like(given), capacity
     for i in range(len(given)):

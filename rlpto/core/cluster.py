@@ -1,4 +1,6 @@
-"""The two sides of a scheduling decision: what a policy sees, and what a cluster is to do."""
+"""The two sides of a scheduling decision: the state that a policy sees, and the allocation that a cluster carries
+out.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +26,27 @@ from rlpto.performance.tables import ONE_KIND, SpeedTables
 
 
 class SpotSettings(Settings):
-    """Nodes that their owner may take away: after exponential times, each for an exponential time."""
+    """Spot nodes, which their owner reclaims after exponentially distributed times and returns after others."""
 
     mean_hours: float = Field(ge=0.01, le=10**9)
-    """Mean hours that a node stays, until it is reclaimed."""
+    """Mean hours until a node is reclaimed."""
     away_hours: float = Field(1.0, ge=0.0001, le=10**9)
-    """Mean hours until it is there again."""
+    """Mean hours until a reclaimed node returns."""
     notice_seconds: float = Field(120.0, ge=0, le=10**6)
-    """Notice before it goes. Jobs train on meanwhile and write a last checkpoint, if that takes no longer than this
-    (`simulator.failures.checkpoint_seconds`); else they lose what they lose by a failure."""
+    """Seconds of notice before a node is reclaimed. Jobs keep training meanwhile and write a last checkpoint if that
+    takes no longer than the notice (`simulator.failures.checkpoint_seconds`); otherwise they lose as much work as in a
+    failure."""
 
 
 class BackgroundLoad(Settings):
-    """What other processes hold from the start of the workload until they end. They do not come back."""
+    """GPUs and CPU slots that other processes hold from the start of the workload until they end for good."""
 
     gpus: int = Field(0, ge=0, le=10**6)
-    """GPUs they hold, on as few nodes as possible."""
+    """GPUs that they hold, on as few nodes as possible."""
     cpus: int = Field(0, ge=0, le=10**7)
-    """CPU slots they hold, likewise."""
+    """CPU slots that they hold, on as few nodes as possible."""
     until: float = Field(gt=0, le=10**9)
-    """Seconds since the start of the workload at which they end."""
+    """Seconds from the start of the workload until they end."""
 
     @model_validator(mode="after")
     def _hold_something(self) -> Self:
@@ -54,11 +57,12 @@ class BackgroundLoad(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine: `gpus` of the kind `gpu`, and `cpus`, CPU slots, that it offers to jobs; `up`: whether it works.
+    """A machine that offers `gpus` GPUs of type `gpu` and `cpus` CPU slots to jobs; `up`: whether it works.
 
-    background, background_cpus: GPUs and CPU slots of these that other processes hold at the moment.
-    price: of a GPU that is held for an hour, or of a rented node's from request to return. spot: how its owner takes it
-    away, None: it stays. rented: how it is rented, None: it is always there.
+    background, background_cpus: GPUs and CPU slots that other processes hold now.
+    price: price of a GPU-hour; a rented node costs it for all its GPUs from request to return, any other node for the
+    held ones. spot: how its owner reclaims it. Default: it stays. rented: how it is rented. Default: it is always
+    there.
     """
 
     gpus: int
@@ -77,11 +81,11 @@ class Node:
 
 
 _OF_THE_STATE = ("offered", "up_gpus", "up_cpu_slots")
-"""Facts of a shape that depend on which nodes are up, and on what other processes hold of them."""
+"""Properties of a shape that depend on which nodes are up and on the background load."""
 
 
 class ClusterShape(tuple[Node, ...]):
-    """What a cluster is made of: its nodes, and what follows from them, each computed once."""
+    """The nodes of a cluster, with properties computed from them once."""
 
     @cached_property
     def capacity(self) -> int:
@@ -90,7 +94,7 @@ class ClusterShape(tuple[Node, ...]):
 
     @cached_property
     def up_gpus(self) -> int:
-        """GPUs that jobs may hold now: those on nodes that are up, without what other processes hold."""
+        """GPUs that jobs may hold now: GPUs on nodes that are up, without background load."""
         return int(self.offered.sum())
 
     @cached_property
@@ -105,7 +109,7 @@ class ClusterShape(tuple[Node, ...]):
 
     @cached_property
     def offered(self) -> IntArray:
-        """[N] GPUs of every node that jobs may hold now."""
+        """[N] GPUs of each node that jobs may hold now."""
         return np.array([node.gpus - node.background if node.up else 0 for node in self], dtype=np.int64)
 
     @cached_property
@@ -115,32 +119,32 @@ class ClusterShape(tuple[Node, ...]):
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of GPU, in the order in which nodes have them."""
+        """Names of the GPU types, in the order of the nodes."""
         return tuple(dict.fromkeys(node.gpu for node in self if node.gpus))
 
     @cached_property
     def node_kinds(self) -> IntArray:
-        """[N] number, in `kinds`, of the kind of every node's GPUs; 0 for a node without any."""
+        """[N] index into `kinds` of each node's GPU type; 0 for a node without GPUs."""
         return np.array([self.kinds.index(node.gpu) if node.gpus else 0 for node in self], dtype=np.int64)
 
     @cached_property
     def kind_gpus(self) -> dict[str, int]:
-        """GPUs of all nodes of every kind, by name."""
+        """GPUs of all nodes of each GPU type, by name."""
         return {kind: sum(node.gpus for node in self if node.gpu == kind) for kind in self.kinds}
 
     @cached_property
     def most_gpus(self) -> int:
-        """GPUs that one job can hold with all nodes up: those of the kind with most."""
+        """GPUs that one job can hold with all nodes up: the largest number of GPUs of one type."""
         return max(self.kind_gpus.values(), default=0)
 
     @cached_property
     def kind_sizes(self) -> dict[str, int]:
-        """GPUs of the largest node of every kind, by name."""
+        """GPUs of the largest node of each GPU type, by name."""
         return {kind: max(node.gpus for node in self if node.gpu == kind) for kind in self.kinds}
 
     @cached_property
     def rented_groups(self) -> tuple[IntArray, ...]:
-        """Numbers of the rented nodes of every group of nodes that are alike."""
+        """Node numbers of each group of identical rented nodes."""
         alike: dict[Node, list[int]] = {}
         for number, node in enumerate(self):
             if node.rented is not None:
@@ -149,30 +153,32 @@ class ClusterShape(tuple[Node, ...]):
 
     @cached_property
     def node_gpus(self) -> IntArray:
-        """[N] GPUs of every node."""
+        """[N] GPUs of each node."""
         return np.array([node.gpus for node in self], dtype=np.int64)
 
     def with_up(self, up: Iterable[bool]) -> ClusterShape:
-        """The same nodes; `up` [N] says which of them are up."""
+        """Return the same nodes; `up` [N] says which of them are up."""
         pairs = zip(self, up, strict=True)
         return self._changed([node if node.up == works else replace(node, up=bool(works)) for node, works in pairs])
 
     def with_background(self, gpus: Iterable[int], cpus: Iterable[int]) -> ClusterShape:
-        """The same nodes; other processes hold GPUs and CPU slots of them, [N] each."""
+        """Return the same nodes with GPUs and CPU slots held by other processes, [N] each."""
         return self._changed(
             replace(node, background=int(held), background_cpus=int(slots))
             for node, held, slots in zip(self, gpus, cpus, strict=True)
         )
 
     def _changed(self, nodes: Iterable[Node]) -> ClusterShape:
-        """Return a shape of the same nodes in another state, with all facts that do not depend on it."""
+        """Return a shape of the same nodes in another state, keeping all computed properties that do not depend on
+        it.
+        """
         found = ClusterShape(nodes)
         found.__dict__.update((name, fact) for name, fact in self.__dict__.items() if name not in _OF_THE_STATE)
         return found
 
 
 class HeldByOthers(NamedTuple):
-    """Part of the background load: `gpus` and `cpus` of the node with that number, until a time [s]."""
+    """Part of the background load: `gpus` and `cpus` on one node, until a time [s]."""
 
     node: int
     gpus: int
@@ -181,10 +187,10 @@ class HeldByOthers(NamedTuple):
 
 
 def place_background(loads: Sequence[BackgroundLoad], shape: ClusterShape) -> list[HeldByOthers]:
-    """The load on the nodes of a cluster, in order of the list.
+    """Place the background load on the nodes of a cluster, in order of the list.
 
-    All of it goes to the node that is left fullest, or as much as fits to the one with most room. Raises ConfigError if
-    the nodes do not have so much.
+    Each load goes to the node that it leaves fullest. If no node has room for all of it, the node with most room is
+    filled first. Raises ConfigError if the nodes together lack room.
     """
     placed = []
     gpus, cpus = shape.node_gpus.copy(), np.array([node.cpus for node in shape], dtype=np.int64)
@@ -203,7 +209,7 @@ def place_background(loads: Sequence[BackgroundLoad], shape: ClusterShape) -> li
 
 
 def background_at(held: Sequence[HeldByOthers], time: float, nodes: int) -> tuple[list[int], list[int]]:
-    """[N] GPUs, and [N] CPU slots, of every node that other processes hold at a time [s]."""
+    """[N] GPUs, and [N] CPU slots, of each node that other processes hold at a time [s]."""
     gpus, cpus = [0] * nodes, [0] * nodes
     for part in held:
         if time < part.until:
@@ -213,7 +219,7 @@ def background_at(held: Sequence[HeldByOthers], time: float, nodes: int) -> tupl
 
 
 def check_servers_fit(jobs: Sequence[Job], store: JobStore, tables: SpeedTables, shape: ClusterShape) -> None:
-    """Raise JobError for a job of the store whose own parameter servers exceed the CPU slots of all nodes."""
+    """Raise JobError for a job of the store whose default parameter servers exceed the CPU slots of all nodes."""
     needed = tables.servers[tables.own[store.type_index]]
     for number in np.flatnonzero(needed > shape.cpu_slots)[:1].tolist():
         raise JobError(
@@ -238,11 +244,10 @@ class Forecast:
 class Placement:
     """Where n jobs hold GPUs, as far as the cluster knows.
 
-    nodes: for each job the number, in the cluster's shape, of the node of each GPU that it holds, those of one node
-    together.
-    training: [n] GPUs that train now; all it holds unless added ones are still starting.
-    spanned: [n] nodes that those span. pausing: [n] seconds until they train. starting: [n] seconds until all train, 0
-    where no added GPUs are starting.
+    nodes: node numbers of the GPUs that each job holds, grouped by node.
+    training: [n] GPUs that train now; all GPUs of the job unless added ones are still starting.
+    spanned: [n] nodes of the training GPUs. pausing: [n] seconds until they train. starting: [n] seconds until all GPUs
+    train, 0 where no added GPUs are starting.
     """
 
     nodes: tuple[IntArray, ...]
@@ -252,7 +257,7 @@ class Placement:
     starting: FloatArray
 
     def take(self, rows: IntArray) -> Placement:
-        """Of the jobs in these rows [n]."""
+        """Return the placement of the jobs in these rows [n]."""
         return Placement(
             tuple(self.nodes[row] for row in rows.tolist()),
             self.training[rows],
@@ -263,7 +268,7 @@ class Placement:
 
 
 def nowhere(index: IntArray) -> Placement:
-    """Of n jobs that hold no GPUs."""
+    """Return the placement of n jobs that hold no GPUs."""
     count = len(index)
     none, never = np.zeros(count, dtype=np.int64), np.zeros(count)
     return Placement((np.zeros(0, dtype=np.int64),) * count, none, none, never, never)
@@ -271,14 +276,15 @@ def nowhere(index: IntArray) -> Placement:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What a policy decides on.
+    """The state of a cluster on which a policy decides.
 
     time: seconds since the start of the workload.
     jobs: the n active jobs (waiting or running), in queue order: row 0 is served first.
     shape: the nodes, up and down.
     interval: seconds between regular decisions.
-    forecast: predicted task volume, or None.
-    placement: where jobs number [n] hold their GPUs. notices: gives `leaves_in`; None: nothing is ever announced.
+    forecast: predicted task volume. Default: no forecast.
+    placement: function that returns the `Placement` of jobs number [n]. notices: function that returns `leaves_in`.
+    Default: no node is ever reclaimed with notice.
     """
 
     time: float
@@ -291,12 +297,12 @@ class ClusterState:
 
     @cached_property
     def leaves_in(self) -> FloatArray:
-        """[N] seconds until each node goes, as its owner has announced; infinity: nothing is announced."""
+        """[N] seconds until each node is reclaimed, as its owner has announced; infinity without an announcement."""
         return np.full(len(self.shape), np.inf) if self.notices is None else self.notices()
 
     @cached_property
     def held_nodes(self) -> IntArray:
-        """[n, N] GPUs that every job holds on every node now."""
+        """[n, N] GPUs that each job holds on each node now."""
         held = np.zeros((len(self.jobs), len(self.shape)), dtype=np.int64)
         nodes = self.placement(self.jobs.index).nodes
         rows = np.repeat(np.arange(len(nodes)), [len(row) for row in nodes])
@@ -305,12 +311,12 @@ class ClusterState:
 
     @property
     def capacity(self) -> int:
-        """GPUs that jobs may hold: on nodes that are up, and not held by other processes."""
+        """GPUs that jobs may hold: GPUs on nodes that are up, without background load."""
         return self.shape.up_gpus
 
     @property
     def cpu_slots(self) -> int:
-        """CPU slots that parameter servers may hold, likewise."""
+        """CPU slots that parameter servers may hold, on nodes that are up and without background load."""
         return self.shape.up_cpu_slots
 
     @property
@@ -321,17 +327,18 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a policy decides for every row of `ClusterState.jobs`. GPUs alone are enough.
+    """A policy's decision for each row of `ClusterState.jobs`. GPUs alone are enough.
 
-    gpus: [n] integers; 0 leaves or puts the job in the queue.
-    order: [n] row numbers, the order in which changed jobs are placed on nodes; None: queue order.
-        A cluster may place in an order of its own: under `placement: pack` large jobs go first.
-    batch_size: [n] samples of a training step, one of `JobTable.batch_sizes`; 0, or None for all: the job's own choice.
-        A change of it alone costs a running job nothing.
-    placement: [n, N] GPUs of every job on every node of the shape, `gpus` in all; None: the cluster places them. A job
-        that holds just these is not touched.
-    servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0, or None for all: the job's own number.
-        A change of it restarts a running job.
+    gpus: [n] integers; with 0 GPUs a job waits in the queue.
+    order: [n] row numbers, the order in which changed jobs are placed on nodes. Default: queue order.
+        A cluster may use another order: under `placement: pack` large jobs go first.
+    batch_size: [n] samples of a training step, one of `JobTable.batch_sizes`; 0 is the job's own choice. Default: 0 for
+    all.
+        A change of batch size alone costs a running job nothing.
+    placement: [n, N] GPUs of each job on each node of the shape, `gpus` in total. Default: the cluster places them. A
+    job that already holds exactly these GPUs is not restarted.
+    servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0 is the job's default number. Default: 0 for all.
+        A change of this number restarts a running job.
     """
 
     gpus: IntArray
@@ -342,9 +349,9 @@ class Allocation:
 
 
 class Cluster(Protocol):
-    """Where jobs run: in virtual time (`rlpto.simulator`) or for real.
+    """A cluster that runs jobs, in virtual time (`rlpto.simulator`) or for real.
 
-    jobs, store, tables: the workload, its state, and the speed tables of its types.
+    jobs, store, tables: the workload, its state, and the speed tables of its job types.
     time: seconds since the start of the workload. held_gpus: GPUs held by jobs. active_jobs: jobs submitted and not
     finished. changed: True if a job arrived or finished or a node changed in the last `advance`.
     """
@@ -359,7 +366,7 @@ class Cluster(Protocol):
 
     @property
     def shape(self) -> ClusterShape:
-        """The nodes as they are now."""
+        """The nodes in their present state."""
 
     @property
     def up_gpus(self) -> int:
@@ -371,26 +378,26 @@ class Cluster(Protocol):
 
     @property
     def rescale_delay(self) -> FloatArray:
-        """[M] seconds without progress that a change of each job's GPUs costs."""
+        """[M] seconds without progress after a change of each job's GPUs."""
 
     def state(self) -> ClusterState:
-        """The table of active jobs as it stands now, in order of submission."""
+        """Return the present state, with active jobs in order of submission."""
 
     def table_of(self, index: IntArray) -> JobTable:
-        """The table of any jobs of the workload, finished ones too."""
+        """Return the table of any jobs of the workload, including finished ones."""
 
     def placement(self, index: IntArray) -> Placement:
-        """Where active jobs hold their GPUs."""
+        """Return where active jobs hold their GPUs."""
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
-        """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state."""
+        """Carry out an allocation for the present state that `rlpto.core.queues.Queue.admit` has returned."""
 
     def advance(self, until: float = -np.inf) -> AnyArray:
-        """Run to the next decision point, or through further ones before `until` [s] as long as nothing changes.
+        """Run to the next decision point, or through more of them before `until` [s] as long as nothing changes.
 
-        Returns [P] `rlpto.core.records.INTERVAL`, one for each decision point, good until the next call. A cluster may
-        stop earlier, at any decision point: real ones do at the first.
+        Returns [P] `rlpto.core.records.INTERVAL`, one for each decision point, valid until the next call. A cluster may
+        stop earlier, at any decision point: real clusters stop at the first.
         """
 
     def changes(self) -> AllocationChanges:
-        """Every change of a job's GPUs so far."""
+        """Return every change of a job's GPUs so far."""

@@ -1,7 +1,7 @@
-"""Clusters with several kinds of GPU: which job runs on which kind, and on which nodes.
+"""Clusters with several GPU types: choose the GPU type of each job, and its nodes.
 
-A job runs on one kind at a time. Policies that count GPUs need know nothing of kinds: `onto_kinds` is the rule by which
-their counts become GPUs of a kind. A policy that chooses kinds itself places with `place_on_kinds`.
+A job runs on one GPU type at a time. Policies that count GPUs may ignore types: `onto_kinds` turns their counts into
+GPUs of one type a job. A policy that chooses types itself places with `place_on_kinds`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from rlpto.io.compiled import kernel, njit
 from rlpto.performance.tables import SpeedTables
 
 NO_KIND = NOWHERE = NOT_WAITING = -1
-"""In place of the numbers of a kind and of a node if a job holds no GPUs, and of its turn if it has its place."""
+"""In place of the number of a GPU type or of a node for jobs without GPUs, and of the turn for jobs already placed."""
 
 
 def room_of(shape: ClusterShape) -> IntArray:
-    """[G] GPUs of every kind that jobs may hold now."""
+    """[G] GPUs of each type that jobs may hold now."""
     return np.bincount(shape.node_kinds, shape.offered, minlength=len(shape.kinds)).astype(np.int64)
 
 
 def kinds_of(placement: IntArray, shape: ClusterShape) -> IntArray:
-    """[n] number of the kind of GPU that each row of a placement [n, N] is on; NO_KIND without GPUs."""
+    """[n] number of the GPU type of each row of a placement [n, N]; NO_KIND without GPUs."""
     if placement.shape[1] == 0:
         return np.full(len(placement), NO_KIND)
     return np.where(placement.any(axis=1), shape.node_kinds[placement.argmax(axis=1)], NO_KIND)
 
 
 def fits_kinds(state: ClusterState, placement: IntArray) -> bool:
-    """Whether each row of a placement [n, N] is on one kind, with a number of GPUs that is allowed there."""
+    """Whether each row of a placement [n, N] is on one GPU type, with a number of GPUs that is allowed there."""
     shape, gpus = state.shape, placement.sum(axis=1)
     on_kinds = np.stack([placement[:, shape.node_kinds == g].any(axis=1) for g in range(len(shape.kinds))])
     if (on_kinds.sum(axis=0) > 1).any():
@@ -42,7 +42,9 @@ def fits_kinds(state: ClusterState, placement: IntArray) -> bool:
 
 
 def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
-    """Placement [n, N] of wishes [n] GPUs, which fit the cluster in all, each job on one kind; see `choose_kinds`."""
+    """Return a placement [n, N] of requested GPUs [n] that fit the cluster in total, one GPU type a job, by
+    `choose_kinds`.
+    """
     jobs, shape = state.jobs, state.shape
     held = np.where(shape.offered > 0, state.held_nodes, 0)
     speed = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds])
@@ -51,10 +53,10 @@ def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
 
 
 class Kinds(NamedTuple):
-    """Kinds of GPU for compiled code: G kinds on N nodes, T types of jobs.
+    """GPU types for compiled code: G GPU types on N nodes, T job types.
 
-    of_node: [N] number of each node's kind. by_type: [T, G] variant of each type on each kind. fit: [T, K + 1] as in
-    the speed tables; [0, 0]: every size is allowed.
+    of_node: [N] number of each node's GPU type. by_type: [T, G] variant of each job type on each GPU type. fit: [T, K +
+    1] `SpeedTables.fit`; empty ([0, 0]) if every size is allowed.
     """
 
     of_node: IntArray
@@ -63,7 +65,7 @@ class Kinds(NamedTuple):
 
     @classmethod
     def of(cls, shape: ClusterShape, tables: SpeedTables) -> Kinds | None:
-        """Those of a cluster and of its jobs' types; None if it has one kind."""
+        """Return the GPU types of a cluster and its job types; None if the cluster has one GPU type."""
         if len(shape.kinds) == 1:
             return None
         return cls(shape.node_kinds, tables.on_kinds(np.arange(len(tables.types)), shape.kinds), tables.fit)
@@ -80,15 +82,16 @@ def choose_kinds(
     types: IntArray,
     fit: IntArray,
 ) -> IntArray:
-    """Placement [n, N] of wishes [n] GPUs for jobs in view [n] VIEW, which hold `held` [n, N], each on one kind.
+    """Return a placement [n, N] of requested GPUs [n] for view [n] VIEW, one GPU type a job; jobs hold `held` [n, N].
 
-    A job that does not grow stays on its kind. The others follow in queue order: each chooses the kind on which it
-    should finish first with at most its wish of the free GPUs there, after another rescale if it has to move. A job
-    that finds less than its min_gpus on every kind waits, and the kind with most GPUs left is kept for it: no job
-    behind it takes any of those.
+    A job that does not grow stays on its GPU type. The others follow in queue order: each chooses the GPU type on which
+    it should finish first with at most its requested number of the free GPUs there, including another rescale if it has
+    to move. A job that finds fewer than its min_gpus on every GPU type waits, and the GPU type with most free GPUs is
+    reserved for it: no later job takes any of them.
 
-    offered: [N] GPUs of nodes. node_kinds: [N] their kinds. speed: [G, n, K + 1] with 0 to K GPUs of each kind, of jobs
-    that grow. types: [n, G] type of each job there, fit: [T, K + 1] allowed sizes of types; [0, 0]: all are.
+    offered: [N] GPUs of nodes. node_kinds: [N] their GPU types. speed: [G, n, K + 1] speed with 0 to K GPUs of each
+    type; used for growing jobs only. types: [n, G] variant of each job on each GPU type. fit: [T, K + 1] allowed sizes
+    of job types; empty ([0, 0]) if all are.
     """
     left = np.zeros(len(speed), dtype=np.int64)
     for node in range(len(offered)):
@@ -141,12 +144,12 @@ def choose_kinds(
 def place_on_kinds(
     shape: ClusterShape, held: IntArray, gpus: IntArray, kind: IntArray, *, make_room: bool = False
 ) -> IntArray:
-    """Placement [n, N] of gpus [n] on nodes of the kinds numbered kind [n]; those of a kind must fit its nodes.
+    """Return a placement [n, N] of gpus [n] on nodes of GPU types number kind [n]. GPUs of a type must fit its nodes.
 
-    held: [n, N] what jobs hold now, on nodes that are up. Who keeps its kind and its number keeps its nodes; who
-    shrinks gives up its smallest parts first. Then the others, the largest first: whole nodes, then the rest on the
-    node that it leaves fullest; where no node has room for that, on as many as it takes. make_room: rather than that,
-    smaller jobs that stand on one node move, as few GPUs of theirs as possible.
+    held: [n, N] GPUs that jobs hold now on nodes that are up. A job with unchanged GPU type and count keeps its nodes.
+    A shrinking job first leaves the nodes where it has fewest GPUs. Then the others are placed, the largest first: on
+    whole nodes, with the rest on the node that this leaves fullest, or on several nodes if no node has room for the
+    rest. make_room: if true, smaller jobs on a single node move instead, with as few GPUs as possible.
     """
     return _place(held, gpus, kind, shape.node_kinds, shape.offered, make_room)
 
@@ -155,7 +158,7 @@ def place_on_kinds(
 def _place(
     held: IntArray, gpus: IntArray, kind: IntArray, node_kinds: IntArray, offered: IntArray, make_room: bool
 ) -> IntArray:
-    """`place_on_kinds` on nodes with `offered` [N] GPUs, of the kinds node_kinds [N]."""
+    """Implement `place_on_kinds` on nodes with `offered` [N] GPUs of the types node_kinds [N]."""
     placement, free = np.zeros_like(held), offered.copy()
     home, turn = np.full_like(gpus, NOWHERE), np.full_like(gpus, NOT_WAITING)
     for row in range(len(gpus)):
@@ -209,7 +212,9 @@ def _place(
 
 @kernel()
 def _best_node(free: IntArray, node_kinds: IntArray, kind: int, count: int, home: int) -> int:
-    """Node of a kind for `count` GPUs: home if they fit, else where they fit closest, else the one with most free."""
+    """Return the node of a GPU type for `count` GPUs: home if they fit, else the closest fit, else the one with most
+    free.
+    """
     best = NOWHERE
     for node in range(len(free)):
         if node_kinds[node] != kind:
@@ -237,10 +242,10 @@ def _make_room(
     turn: IntArray,
     came: int,
 ) -> None:
-    """Free `part` GPUs of a node of a kind by moving jobs smaller than that of `row` which stand there alone.
+    """Free `part` GPUs on one node of a GPU type by moving smaller jobs that have all their GPUs there.
 
-    Of the nodes that can be freed, the one that moves fewest GPUs, if there is one. Jobs that move wait from turn
-    `came` on.
+    Smaller means fewer GPUs than the job in `row`. Among the nodes that can be freed, choose one that moves fewest
+    GPUs. Jobs that move wait from turn `came` on.
     """
     best, least = NOWHERE, 0
     for node in range(len(free)):
@@ -263,7 +268,7 @@ def _make_room(
 
 @njit()
 def _clear(placement: IntArray, node: int, missing: int, gpus: IntArray, below: int) -> IntArray:
-    """[n] 1 for jobs that leave a node to free `missing` GPUs, the largest first; none if that is not enough."""
+    """[n] 1 for jobs that leave a node to free `missing` GPUs, the largest first; all 0 if that is not enough."""
     moves = np.zeros_like(gpus)
     while missing > 0:
         found = -1

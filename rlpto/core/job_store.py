@@ -1,4 +1,4 @@
-"""The store of all jobs that a cluster knows: their records, and how these are made of jobs."""
+"""The store of all jobs that a cluster knows: their records, and how they are built from jobs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rlpto.performance.tables import JobType, SpeedTables
 class JobStore:
     """All jobs a cluster knows: M records of `JOB` in order of submission.
 
-    records: [M] JOB. Every column is an attribute too, a view of the records: `store.progress`, [M].
-    room: the records, and behind them room for more.
+    records: [M] JOB. Every column is also an attribute, a view of the records: `store.progress`, [M].
+    room: array that holds the records and spare capacity behind them.
     """
 
     def __init__(self, records: AnyArray) -> None:
@@ -27,9 +27,9 @@ class JobStore:
         return len(self.records)
 
     def append(self, records: AnyArray) -> None:
-        """Add [m] JOB of jobs submitted no earlier than those there are; `room` doubles where it is too small.
+        """Add [m] JOB of jobs submitted no earlier than the present ones; `room` doubles if it is too small.
 
-        Columns that were looked at before are those of the time before.
+        Column arrays accessed before the call are not updated.
         """
         count, wanted = len(self.records), len(self.records) + len(records)
         if wanted > len(self.room):
@@ -42,7 +42,7 @@ class JobStore:
         self.records = self.room[:wanted]
 
     def keep(self, index: IntArray) -> None:
-        """Forget all jobs but those at `index` [n], renumbered in the order given."""
+        """Remove all jobs except those at `index` [n], and renumber these in the given order."""
         for name in JOB.names or ():
             self.__dict__.pop(name, None)
         self.records = self.room = self.records[index]
@@ -55,16 +55,16 @@ class JobStore:
         return column
 
     def take(self, index: IntArray) -> JobStore:
-        """A copy of the jobs at `index` [n], as they stand."""
+        """Copy the jobs at `index` [n] in their present state."""
         return JobStore(self.records[index])
 
     @classmethod
     def from_jobs(cls, jobs: Sequence[Job], tables: SpeedTables) -> JobStore:
-        """Records of `jobs`, which must be sorted by submit time; tables must hold all their types.
+        """Create records of `jobs`, which must be sorted by submit time; tables must contain all their types.
 
-        Limits of jobs with allowed sizes are set to such sizes: the fewest GPUs up, requested and most GPUs down.
-        Raises JobError if the jobs are not sorted, the tables lack a job's type or its max_gpus, or a job fits no kind
-        of GPU with the GPUs that it may have.
+        Limits of jobs with allowed sizes are set to allowed sizes: the fewest GPUs up, requested and most GPUs down.
+        Raises JobError if the jobs are not sorted, the tables lack a job's type or its max_gpus, or a job fits no GPU
+        type with the GPUs that it may have.
         """
         records = np.zeros(len(jobs), dtype=JOB)
         index = {tables.types[i]: i for i in np.flatnonzero(tables.own == np.arange(len(tables.own))).tolist()}
@@ -96,7 +96,7 @@ class JobStore:
 
 
 def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> None:
-    """Set the limits in records [M] JOB to sizes that are allowed on some kind of GPU. Raises JobError if none is."""
+    """Set the limits in records [M] JOB to sizes that are allowed on some GPU type. Raises JobError if none is."""
     fit, rows, at = tables.fit_anywhere[records["type_index"]], np.arange(len(records)), np.arange(tables.max_gpus + 1)
     enough = (fit == at) & (at >= records["min_gpus"][:, None])
     most = fit[rows, records["max_gpus"]]
@@ -121,7 +121,9 @@ def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> 
 def _stop_epochs(
     jobs: Sequence[Job], types: Sequence[JobType], index: Mapping[JobType, int], tables: SpeedTables
 ) -> list[float]:
-    """Epochs after which each job ends by the curve of the type that it was submitted as; found once for jobs alike."""
+    """Epochs after which each job ends, by the accuracy curve of its submitted type; computed once for identical
+    jobs.
+    """
     ends: dict[tuple[int, float, StopRule], float] = {}
     found = []
     for job, job_type in zip(jobs, types, strict=True):

@@ -16,15 +16,15 @@ from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import NO_TYPE, ONE_KIND, SpeedTables
 
 NO_BATCH_SIZE = -1
-"""In place of a batch size where a job has no further one to choose from."""
+"""Fills the table of batch sizes for jobs that have fewer to choose from."""
 
 _COLUMNS = frozenset(VIEW.names or ())
 
 NO_NOISE = np.zeros((0, 0))
-"""In place of factors: what is believed is true."""
+"""In place of noise factors: estimates are exact."""
 
 STRICT: FloatArray = np.zeros(0)
-"""In place of weights of the classes: a higher class always comes first."""
+"""In place of class weights: a job of a higher class always comes first."""
 
 _SHOWN = (
     "gpus", "rescale_left", "scale", "progress", "accuracy", "trained", "attained_service", "priority", "wait_start",
@@ -32,21 +32,21 @@ _SHOWN = (
     "stop_epoch", "data_size", "base_progress", "type_index", "user", "believed_type", "measured_accuracy", "rescales",
     "peak_gpus", "grow_left", "training_gpus", "reserved",
 )  # fmt: skip
-"""Columns of `JOB` that policies may see, as `JobTable.columns` has them; the others are the simulator's own."""
+"""Columns of `JOB` that policies may see through `JobTable.columns`; the others belong to the simulator."""
 
 
 def seconds_for(work: FloatArray, speed: FloatArray) -> FloatArray:
-    """Seconds that work takes at a speed, shapes broadcast; infinity where nothing moves, even if nothing is left."""
+    """Return the seconds that work takes at a speed; shapes broadcast. Infinity at speed 0, even if no work remains."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(speed > 0, work / speed, np.inf)
 
 
 @dataclass(frozen=True)
 class BelievedSpeeds:
-    """What a table's speeds and remaining work are made of, for its n rows.
+    """The tables and errors from which a table's speeds and remaining work are computed, for its n rows.
 
-    tables: `type_index` [n] are types of theirs. scale: [n] factor on their rates. noise: errors of beliefs, [n] each,
-    or None.
+    tables: speed tables with the job types `type_index` [n]. scale: [n] factor on rates. noise: errors of the
+    estimates, [n] each. Default: exact estimates.
     """
 
     tables: SpeedTables
@@ -56,17 +56,17 @@ class BelievedSpeeds:
 
 
 class RemainingBeliefs(Protocol):
-    """What is believed of the work that is left, where it is not the truth."""
+    """Estimates of jobs' remaining work, where it is not known exactly."""
 
     def __call__(self, index: IntArray) -> FloatArray:
-        """[n] epochs that jobs number `index` [n] are believed to have left."""
+        """[n] estimated remaining epochs of the jobs numbered `index` [n]."""
 
     def known(self, index: IntArray) -> BoolArray:
-        """[n] True where that is more than a guess."""
+        """[n] True where the estimate is more than a guess."""
 
 
 class _RemainingShown:
-    """What was believed of the work that jobs number `index` [n] have left; see `RemainingBeliefs`."""
+    """Copy of `RemainingBeliefs` for the jobs numbered `index` [n]."""
 
     def __init__(self, index: IntArray, left: FloatArray, known: BoolArray) -> None:
         size = int(index.max(initial=-1)) + 1
@@ -81,12 +81,12 @@ class _RemainingShown:
 
 
 class JobTable:
-    """n active jobs of a store as columns, gathered when first asked for.
+    """n active jobs of a store as columns, gathered when first accessed.
 
-    Every column of `VIEW` is an attribute, [n]; further ones are properties below.
-    store, tables: where they are gathered from. index: [n] positions of the jobs in the store. effective_priority: [n]
-    priority class after aging. noise: errors of what is believed, or None. left: epochs that jobs are believed to have
-    left; None: the truth. class_weights: [3] by which classes weigh, high to low; or STRICT.
+    Every column of `VIEW` is an attribute, [n]; the properties below add others.
+    store, tables: sources of the columns. index: [n] positions of the jobs in the store. effective_priority: [n]
+    priority class after aging. noise: errors of the estimates. Default: exact. left: estimates of the remaining epochs.
+    Default: exact. class_weights: [3] weights of the classes, high to low; or STRICT.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class JobTable:
 
     @cached_property
     def records(self) -> AnyArray:
-        """[n] VIEW of the jobs as they stand now: all columns, for compiled code."""
+        """[n] VIEW of the jobs in their present state: all columns, for compiled code."""
         tables = self._tables
         view = np.empty(len(self.index), dtype=VIEW)
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
@@ -131,7 +131,7 @@ class JobTable:
         fill_estimates(jobs, tables.type_records, *curves, tables.shown_remaining, noise, view)
         if self._left is not None:
             left = self._left(self.index)
-            if tables.known_remaining is not None:  # in a unit of its own, of a whole training
+            if tables.known_remaining is not None:  # in the operator's unit, for a whole training
                 whole = tables.epochs[view["type_index"]] - view["progress"]
                 view["remaining"] *= np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
             if self._noise is not None:
@@ -151,7 +151,7 @@ class JobTable:
     def speed(self) -> FloatArray:
         """[n, K + 1] work per second with 0..K GPUs on as few nodes as possible, in the present epoch.
 
-        Beyond a job's max_gpus the entries are those of its type; `Allocation`s must stay below.
+        Entries beyond a job's max_gpus are valid speeds of its type, but an `Allocation` may not use them.
         """
         return self._speed_of()
 
@@ -169,12 +169,12 @@ class JobTable:
 
     @property
     def keepable(self) -> IntArray:
-        """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
+        """[n] GPUs a job may keep: the number it holds, cut to its limit if that was lowered since."""
         return np.minimum(self.gpus, self.max_gpus)
 
     @property
     def remaining_known(self) -> BoolArray:
-        """[n] True for jobs whose `remaining` is declared or learnt from others; of the rest it is a guess."""
+        """[n] True for jobs whose `remaining` was declared or learnt from other jobs; False where it is a guess."""
         return np.ones(len(self.index), dtype=bool) if self._left is None else self._left.known(self.index)
 
     @property
@@ -184,17 +184,17 @@ class JobTable:
 
     @property
     def servers(self) -> IntArray:
-        """[n] parameter servers that each job has; one that waits will have, if nothing else is chosen; 0 without."""
+        """[n] parameter servers of each job, or its default while it waits; 0 for jobs without servers."""
         return self._tables.servers[self.type_index]
 
     @property
     def own_servers(self) -> IntArray:
-        """[n] parameter servers that each job has where nothing is chosen."""
+        """[n] default number of parameter servers of each job."""
         return self._tables.servers[self._tables.own[self.type_index]]
 
     @property
     def most_servers(self) -> IntArray:
-        """[n] parameter servers that each job may have at most."""
+        """[n] largest number of parameter servers of each job."""
         return self._tables.most_servers[self.type_index]
 
     @property
@@ -204,29 +204,29 @@ class JobTable:
 
     @property
     def batch_size(self) -> FloatArray:
-        """[n] total batch size in the present epoch, fixed or set by a schedule; NaN where a job chooses its own."""
+        """[n] total batch size in the present epoch, fixed or set by a schedule; NaN where a job adapts its own."""
         fixed, batches = self._tables.fixed_batch[self.type_index], self._tables.batches
         scheduled = fixed if batches is None else batches[self.type_index, self.epoch]
         return np.where(np.isnan(scheduled), fixed, scheduled)
 
     @property
     def chosen_batch_size(self) -> IntArray:
-        """[n] the one of `batch_sizes` that each job has now."""
+        """[n] present entry of `batch_sizes` of each job."""
         return self._tables.batch_size[self.type_index]
 
     @property
     def batch_sizes(self) -> IntArray:
         """[n, V] batch sizes [samples] that a policy may choose for each job, ascending.
 
-        0, the job's own choice, is the first, and NO_BATCH_SIZE fills the rows of jobs that have fewer.
+        The first is 0, the job's own choice. NO_BATCH_SIZE fills the rows of jobs that have fewer.
         """
         choices = self._tables.batch_choices[self.type_index]
         return np.where(choices == NO_TYPE, NO_BATCH_SIZE, self._tables.batch_size[choices])
 
     @property
     def speed_at_batch_sizes(self) -> FloatArray:
-        """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 where a job has
-        fewer."""
+        """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 for missing
+        choices."""
         tables, found = self._tables, []
         work, exponent, samples = tables.known_remaining, tables.exponent[self.type_index], tables.fixed_batch
         for types in tables.batch_choices[self.type_index].T:
@@ -240,20 +240,20 @@ class JobTable:
         return np.stack(found)
 
     def believed(self) -> BelievedSpeeds:
-        """What `speed` and `remaining` are made of; only both together, with the noise, are known to a policy."""
+        """Return the tables and noise behind `speed` and `remaining`. Policies see only the product."""
         noise = self._noise
         if noise is not None:
             noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
         return BelievedSpeeds(self._tables, self.type_index, self.scale, noise)
 
     def types_at(self, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
-        """[n] types of the jobs once a scheduler has chosen batch_size and servers [n]; see `SpeedTables.types_at`."""
+        """[n] types of the jobs after a scheduler has chosen batch_size and servers [n], by `SpeedTables.types_at`."""
         return self._tables.types_at(self.type_index, batch_size, servers)
 
     def columns(self) -> JobStore:
-        """A copy of the columns of these n jobs, as a store of their own, with as many epochs as are believed.
+        """Copy these n jobs into a store of their own, with their estimated numbers of epochs.
 
-        None of them stops early: that is not known before it happens.
+        No job in the copy stops early, because early stops are not known in advance.
         """
         columns = self.store.take(self.index)
         if self._left is not None or self._noise is not None:
@@ -262,9 +262,9 @@ class JobTable:
         return columns
 
     def sealed(self, tables: SpeedTables) -> JobTable:
-        """The same table over copies that hold nothing but what it shows. tables: a copy of those it rests on.
+        """Return the same table over copies of visible columns only. tables: a copy of the table's speed tables.
 
-        Raises ConfigError where beliefs are the truth with errors: those who know the errors know the truth.
+        Raises ConfigError if estimates are the truth with noise, because the noise would reveal the truth.
         """
         if self._noise is not None:
             raise ConfigError("knowledge.mode noisy: what is believed cannot be kept apart from the truth")
@@ -281,24 +281,24 @@ class JobTable:
     def reordered(
         self, rows: IntArray, effective_priority: IntArray, class_weights: FloatArray | None = None
     ) -> JobTable:
-        """The same jobs with row i = present row rows[i], and their priority classes after aging.
+        """Return the same jobs in another order: row i is the present row rows[i]; with their classes after aging.
 
-        class_weights: as for the table itself; None: as they are.
+        class_weights: weights of the classes. Default: unchanged.
         """
         weights = self._class_weights if class_weights is None else class_weights
         beliefs = (self._gpus_per_node, self._noise, self._left)
         return JobTable(self.store, self._tables, self.index[rows], effective_priority, *beliefs, weights)
 
     def speed_on(self, spans: int) -> FloatArray:
-        """[n, K + 1] speeds with 0..K GPUs on `spans` nodes; with fewer GPUs than nodes, as on that many nodes."""
+        """[n, K + 1] speeds with 0..K GPUs on `spans` nodes, or on one node per GPU where GPUs are fewer."""
         rows = self._tables.row
         return self._speed_of(rows=rows[:, min(spans, rows.shape[1]) - 1].astype(np.int64))
 
     def speed_on_gpu(self, gpu: str) -> FloatArray:
-        """[n, K + 1] `speed` on GPUs of that kind, in units of the present `remaining`.
+        """[n, K + 1] `speed` on GPUs of a type, in units of the present `remaining`.
 
-        0 where no allowed size is that small. Where the speed tables know one kind only, all are alike. Raises
-        ConfigError for a kind that they lack.
+        0 where no allowed size is that small. If the speed tables have one GPU type only, all types have the same
+        speed. Raises ConfigError for a GPU type that the tables lack.
         """
         tables = self._tables
         if tables.kinds == (ONE_KIND,):
@@ -311,16 +311,18 @@ class JobTable:
 
     @property
     def fit_anywhere(self) -> IntArray:
-        """[T, K + 1] `SpeedTables.fit_anywhere` by types, such as each job's `believed_type`; or empty."""
+        """[T, K + 1] `SpeedTables.fit_anywhere` by job type, such as each job's `believed_type`; or empty."""
         return self._tables.fit_anywhere
 
     @property
     def fit(self) -> IntArray | None:
-        """[n, K + 1] largest allowed size of each job up to k GPUs, on the kind that allows most; None: all are."""
+        """[n, K + 1] largest allowed size of each job up to k GPUs, on the GPU type that allows most. None if all are
+        allowed.
+        """
         return self.fit_anywhere[self.type_index] if self._tables.fit.size else None
 
     def fit_on(self, kinds: Sequence[str]) -> IntArray | None:
-        """[G, n, K + 1] largest allowed size of each job up to k GPUs of each of the `kinds`; None: all are allowed."""
+        """[G, n, K + 1] largest allowed size of each job up to k GPUs of each GPU type. None if all are allowed."""
         types, fit = self.on_kinds(kinds)
         return fit[types.T] if fit.size else None
 
@@ -329,7 +331,7 @@ class JobTable:
         return self._tables.on_kinds(self.type_index, kinds), self._tables.fit
 
     def types_on(self, types: IntArray, kind: IntArray, kinds: Sequence[str]) -> IntArray:
-        """[n] what jobs of types [n] are on GPUs of the kinds numbered kind [n] in `kinds`; negative: as they are."""
+        """[n] variants of job types [n] on GPU types number kind [n] of `kinds`; unchanged for negative numbers."""
         tables = self._tables
         if len(tables.kinds) == 1:
             return types
@@ -337,7 +339,7 @@ class JobTable:
         return tables.types_on(types, np.where(kind < 0, kind, number[np.maximum(kind, 0)]))
 
     def remaining_time(self, gpus: IntArray) -> FloatArray:
-        """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity with none."""
+        """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity without GPUs."""
         if self._noise is None and self._tables.known_speed is None:
             # The whole table of speeds would be fifty times the work for one entry a job.
             row = self._tables.packed_rows(self._gpus_per_node)[self.type_index, gpus]
@@ -353,12 +355,14 @@ class JobTable:
     def ranked(self, key: FloatArray | IntArray) -> IntArray:
         """[n] row numbers by rank of the class, then by ascending `key`, then in queue order.
 
-        Where classes weigh they are all of one rank: divide an amount, such as a remaining time, by `class_weight`.
+        Weighted classes all have the same rank: divide an amount, such as a remaining time, by `class_weight`.
         """
         return np.lexsort((key, self.class_rank))
 
     def _speed_of(self, types: IntArray | None = None, rows: IntArray | None = None) -> FloatArray:
-        """[n, K + 1] speeds of the jobs, were they of these types [n]; rows: [T, K + 1], None: of packed placements."""
+        """[n, K + 1] speeds of the jobs. types: [n] job types to use instead of their own. rows: [T, K + 1] rows of the
+        speed tables. Default: rows of packed placements.
+        """
         tables, records = self._tables, self.records
         if types is not None:
             records = records.copy()

@@ -1,8 +1,8 @@
-"""Jobs, the records that hold them, and what of them is shown.
+"""Jobs, the records that hold their state, and the columns of it that policies see.
 
-Columns have names, for Python and for compiled code alike: a job's state is one record of `JOB`, what is shown of it
-one record of `VIEW`, filled in one place for a policy, an environment and a batch of simulators: `fill_limits`,
-`fill_estimates` and `fill_speed`.
+Columns have the same names in Python and in compiled code: a job's state is a record of `JOB`, its visible part a
+record of `VIEW`. `fill_limits`, `fill_estimates` and `fill_speed` fill views for policies, environments and batches of
+simulators alike.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Job:
     model: name of a performance profile.
     epochs: work, in scale-invariant epochs over the job's own data.
     data_size: samples in one epoch.
-    requested_gpus: what the user asked for; rigid policies give exactly this.
+    requested_gpus: GPUs that the user asked for; rigid policies allocate exactly this number.
     min_gpus, max_gpus: limits of an elastic policy.
     priority: class, 0 (high) to 2 (low).
-    batch_size: fixed total batch size in samples; None lets the job adapt it.
-    metric: what batch sizes are chosen by, of `rlpto.performance.metrics.METRICS`.
-    stop: when it ends before its epochs are done; None: never.
-    user: who submitted it; empty: not known.
-    gpu_types: GPU types of the cluster that it may use, by name. Empty: all.
+    batch_size: fixed total batch size in samples. Default: the job adapts its batch size.
+    metric: metric by which batch sizes are chosen, a name in `rlpto.performance.metrics.METRICS`.
+    stop: rule that ends the job before its epochs are done. Default: it trains all its epochs.
+    user: name of the submitter. Default: not known.
+    gpu_types: names of the cluster's GPU types that the job may use. Default: all.
     """
 
     name: str
@@ -77,22 +77,22 @@ class Job:
 
     @property
     def type(self) -> JobType:
-        """What decides its speed."""
+        """The job type, which determines the job's speed."""
         return JobType(self.model, self.batch_size, self.metric, gpu_types=self.gpu_types)
 
 
 @cache
 def user_code(user: str) -> int:
-    """A number that stands for a user wherever jobs are kept: a digest of the name; 0 if that is empty."""
+    """Return the number that stands for a user in job records: a digest of the name, 0 for an empty name."""
     return int.from_bytes(blake2b(user.encode(), digest_size=8).digest(), "big", signed=True) if user else 0
 
 
 ACCURACY_LEVELS = (0.9, 0.95, 0.99)
-"""Shares of the accuracy that a job can gain; it is noted when each is reached."""
+"""Shares of the accuracy that a job can gain. The times at which a job reaches them are recorded."""
 
 JOB = np.dtype(
     [
-        # What every advance of the simulator touches comes first, so that it shares cache lines.
+        # Columns used by every simulator step come first, to share cache lines.
         ("gpus", "i8"),
         ("rescale_left", "f8"),
         ("finish_at", "f8"),
@@ -144,33 +144,34 @@ JOB = np.dtype(
 """State of a job.
 
 Given by the workload:
-    submit_time [s], epochs, data_size [samples], requested_gpus, min_gpus, max_gpus, priority,
-    type_index (into the speed tables), scale (profile samples / data_size: factor on rates).
-    user: a number for who submitted it, the same in every store, see `user_code`; 0: not known.
-    stop_epoch: epochs after which a simulated job has finished, `epochs` unless it stops early; a fact of the future,
-    which no policy knows and no snapshot holds.
+    submit_time [s], epochs, data_size [samples], requested_gpus, min_gpus, max_gpus, priority, type_index (into the
+    speed tables), scale (profile samples / data_size: factor on rates).
+    user: number of the submitter by `user_code`, the same in every store; 0 if not known.
+    stop_epoch: epochs after which a simulated job finishes; less than `epochs` if it stops early. It lies in the
+    future: no policy and no snapshot may contain it.
 Changed by any cluster:
-    gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s],
-    start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
-    wait_start [s]: since when the job holds no GPUs (NaN while it holds some).
-    reached [s]: when it had first gained each of ACCURACY_LEVELS of the accuracy it can gain (NaN before).
-    believed_type: job type in the tables that policies are shown; measured_accuracy: in [0, 1], shown in place of the
-    profile's curve; NaN: not measured.
+    gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s], start_time [s] (first GPU; NaN
+    before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
+    wait_start [s]: time since which the job holds no GPUs (NaN while it holds some).
+    reached [s]: when the job first reached each of ACCURACY_LEVELS (NaN before).
+    believed_type: job type that policies see; measured_accuracy: accuracy in [0, 1] that policies see instead of the
+    profile's curve (NaN if not measured).
 Changed by the queue:
-    risen: classes the job has risen by waiting. reserved: 1 once GPUs were reserved for the job, else 0.
-Of the simulator alone:
+    risen: number of classes the job has risen by waiting. reserved: 1 once GPUs were reserved for the job, else 0.
+Used by the simulator only:
     finish_at [s]: when the job will finish if nothing changes (infinity without GPUs).
-    row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row. pace: seconds of that
-    clock per second, `scale` but for what goes into checkpoints; writing: share of its time in which it writes these.
-    epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s of the row's clock] and
-    slope [accuracy per epoch] in it: read from the tables once an epoch, see `rlpto.simulator.job_kernels.enter_epoch`.
-    accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
-    final_accuracy: at its end; only where it is followed when jobs gain their accuracy.
-    base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
-    trained since; together they say what its last checkpoint holds. kept [s]: trained before that, without the writing
-    of checkpoints, and not lost. lost [GPU-s]: what failures have cost it (NaN: nodes never fail, or it is a real job).
-    grow_left [s]: until its newest workers train (0: none is starting); until then training_gpus of its GPUs train,
-    at `row`, and all of them at next_row afterwards. Only where growth overlaps training."""
+    row: the job's row of the speed tables. clock [s]: its position on the time axis of that row. pace: clock seconds
+    per real second; equal to `scale`, reduced by the time spent writing checkpoints. writing: share of training time
+    spent writing checkpoints.
+    epoch: current epoch, with its bounds epoch_start and epoch_end [s of the row's clock], its rate [epochs/s of the
+    row's clock] and its slope [accuracy per epoch]; `rlpto.simulator.job_kernels.enter_epoch` reads them once an epoch.
+    accuracy: accuracy now; gain_scale: 1 / accuracy that the job can gain in total (0 if it can gain none).
+    final_accuracy: accuracy at the job's end; set only if the simulator follows accuracy.
+    base_progress [epochs], trained [s]: progress at the last change of GPUs, and training time since; the last
+    checkpoint follows from both. kept [s]: training time before that change, without writing checkpoints and without
+    lost time. lost [GPU-s]: training lost to failures (NaN if nodes never fail, or if the job is real).
+    grow_left [s]: time until the newest workers train (0 if none is starting). Until then, training_gpus of the job's
+    GPUs train at `row`; afterwards all of them train at next_row. Used only if jobs train while they grow."""
 
 VIEW = np.dtype(
     [
@@ -206,29 +207,32 @@ VIEW = np.dtype(
     ],
     align=True,
 )
-"""What is shown of a job. As in `JOB`, and further:
+"""Columns of a job that policies see. Columns not listed here have the same meaning in `JOB`.
 
-index: position in the workload: stays the same while the job lives. effective_priority: class after aging.
-class_rank: jobs of a lower one always come first: the class after aging where the queue is strict, 0 for all where
-classes only weigh.
-type_index: jobs of one type share their speed and accuracy curves. epoch: the one it is in, at most the last measured.
-remaining: work left as it is believed, in the unit of speeds per second (epochs, or what the profile's operator knows).
-progress: epochs done, always exact. epochs: progress and the epochs that are believed to be left; where remaining
-work is estimated with errors, or not known, this is not the number of epochs after which the job will end.
-rescale_delay [s] without progress that a change of its GPUs costs.
-accuracy, first_accuracy, final_accuracy: now, before training, and once finished.
-accuracy_ahead: largest share of all it can gain per share of the work left, over any stretch of epochs from now on.
-sizes_seen: numbers of GPUs whose steps the believed speed rests on. speed_sigma: standard deviation of the logarithm of
-that speed with twice the GPUs that the job holds (at least 1, at most max_gpus). Both are 0 where speeds are exact.
+index: position in the workload; it does not change while the job lives. effective_priority: class after aging.
+class_rank: rank of the class; jobs of a lower rank always come first. It is the class after aging in a strict queue,
+and 0 for all jobs if classes only have weights.
+type_index: job type; jobs of one type share their speed and accuracy curves. epoch: current epoch, at most the last
+measured one.
+remaining: estimated remaining work, in the unit of speeds per second (epochs, or the unit that the profile's operator
+knows).
+progress: epochs done, always exact. epochs: progress plus the estimated remaining epochs. If remaining work is
+estimated with errors, or unknown, the job ends after another number of epochs.
+rescale_delay [s]: time without progress after a change of the job's GPUs.
+accuracy, first_accuracy, final_accuracy: accuracy now, before training, and after all epochs.
+accuracy_ahead: steepest rise of accuracy over any stretch of epochs from now on: share of its total gain per share of
+the remaining work.
+sizes_seen: numbers of GPUs at which steps were measured. speed_sigma: standard deviation of the logarithm of the
+estimated speed at twice the GPUs that the job holds (at least 1, at most max_gpus). Both are 0 if speeds are exact.
 """
 
 
 @dataclass(frozen=True)
 class EstimateNoise:
-    """Errors of what policies believe, per job of the store ([M] each).
+    """Errors of the estimates that policies see, per job of the store ([M] each).
 
     remaining: factor on the remaining work. speed: factor on the speed at any number of GPUs.
-    scaling: exponent e of a further factor k**e on the speed with k GPUs.
+    scaling: exponent e of another factor k**e on the speed with k GPUs.
     """
 
     remaining: FloatArray
@@ -237,7 +241,7 @@ class EstimateNoise:
     _factors: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def factors(self, width: int) -> FloatArray:
-        """[M, 2 + width] factors on remaining, on speed, and further on the speed with 0..width - 1 GPUs."""
+        """[M, 2 + width] factors on remaining, on speed, and on scaling with 0..width - 1 GPUs."""
         if width not in self._factors:
             gpus = np.maximum(np.arange(width), 1)
             scaling = gpus[None, :] ** self.scaling[:, None]
@@ -247,7 +251,7 @@ class EstimateNoise:
 
 @kernel(inline="always")
 def curve_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> float:
-    """Accuracy of type `kind` after `progress` epochs; curves [T, P + 1] at whole epochs, known up to `epochs`."""
+    """Accuracy of a job type after `progress` epochs; curves [T, P + 1] at whole epochs, known up to `epochs`."""
     at = min(progress, float(epochs))
     low = min(int(at), epochs - 1)
     return float(curves[kind, low] + (at - low) * (curves[kind, low + 1] - curves[kind, low]))
@@ -255,10 +259,10 @@ def curve_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> flo
 
 @kernel()
 def fill_limits(jobs: AnyArray, index: IntArray, effective: IntArray, strict: bool, view: AnyArray) -> None:
-    """Fill what the queue and a count of GPUs look at, index to requested_gpus, of view [n] VIEW.
+    """Fill the columns of view [n] VIEW that the queue needs, from index to requested_gpus.
 
-    Shown are jobs number `index` [n] of jobs [M] JOB. effective: [n] classes after aging. strict: whether these are
-    ranks, too; else all jobs are of one rank.
+    index: [n] rows of the jobs in jobs [M] JOB. effective: [n] classes after aging. strict: if true, the effective
+    class is also the rank; otherwise all ranks are 0.
     """
     for i in range(len(index)):
         job, row = jobs[index[i]], view[i]
@@ -281,11 +285,11 @@ def fill_estimates(
     noise: FloatArray,
     view: AnyArray,
 ) -> None:
-    """Fill the other columns of view [n] VIEW, whose index is filled, with what is believed of jobs [M] JOB.
+    """Fill the other columns of view [n] VIEW, whose `index` is filled, with estimates for jobs [M] JOB.
 
     types: [T] TYPE. curves: [T, P + 1] accuracy. ahead: [T, P] `SpeedTables.accuracy_ahead`.
-    known_remaining: [T, P] or empty: work left is counted in epochs.
-    noise: [M, 2 + K + 1] as `EstimateNoise.factors`, or empty.
+    known_remaining: [T, P] remaining work; if it is empty, remaining work is counted in epochs.
+    noise: [M, 2 + K + 1] result of `EstimateNoise.factors`; empty for exact values.
     """
     for i in range(len(view)):
         row = view[i]
@@ -332,9 +336,10 @@ def fill_speed(
     most: int,
     speed: FloatArray,
 ) -> None:
-    """Fill speed [n, K + 1] of the jobs in `view`, up to each one's own max_gpus or `most`, what is more.
+    """Fill speed [n, K + 1] of the jobs in `view` for 0 to max(max_gpus, most) GPUs.
 
-    rates, packed: as in the speed tables. known_speed: [T, K + 1] or empty. noise: as in `fill_estimates`.
+    rates, packed: arrays of the speed tables. known_speed: [T, K + 1]; `rates` apply if it is empty. noise: same as for
+    `fill_estimates`.
     """
     for i in range(len(view)):
         job = view[i]

@@ -1,7 +1,7 @@
-"""The scheduler's loop: order the jobs, ask the policy, trim to capacity, carry out, let time pass.
+"""The scheduler's loop: order the jobs, ask the policy, trim to capacity, carry out, advance time.
 
-It stands here once for every cluster and every policy, as the steps of `DecisionLoop`: a run, an environment over any
-cluster and a real cluster take the same ones. `rlpto.envs.compiled_batch` takes them for many clusters at once.
+This is the only implementation. Simulated runs, environments and real clusters all call `DecisionLoop`.
+`rlpto.envs.compiled_batch` runs the same steps for many clusters at once.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ COPIED_COLUMNS = (
     "priority", "requested_gpus", "max_gpus", "rescales", "peak_gpus", "data_size", "epochs", "submit_time",
     "start_time", "finish_time",
 )  # fmt: skip
-"""Columns of jobs that are kept in the records of a run as they are."""
+"""Columns of jobs that the records of a run contain unchanged."""
 MAX_IDLE_POINTS = 1000
-"""Decision points at which a policy may leave all GPUs unused, between two that see some in use; and at which jobs may
-hold GPUs without progress."""
+"""Decision points after which a run is aborted if a policy leaves all GPUs unused throughout, or if jobs hold GPUs
+without progress."""
 
 
 class DecisionLoop:
-    """One cluster under one queue. A step is `state`, `carry_out`, then the cluster's `advance`, until that is done.
+    """Decisions on one cluster under one queue. Repeat `state`, `carry_out` and the cluster's `advance` until it is
+    done.
 
-    forecaster: adds a forecast to every state that is decided on; None: no forecast. With one, no decision stands: the
-    next forecast may be another. served: GPU-seconds that users have had before, where the queue is fair between users.
+    forecaster: adds a forecast to every state. Default: no forecast. With a forecaster no decision remains valid,
+    because the next forecast may differ. served: earlier GPU-seconds of each user, if the queue is fair between users.
     """
 
     def __init__(
@@ -56,17 +57,18 @@ class DecisionLoop:
         self._forecaster = forecaster
 
     def state(self) -> ClusterState:
-        """What is decided on now: the jobs in queue order, with what is forecast."""
+        """Return the state for the next decision: the jobs in queue order, with the forecast."""
         state = self._queue.order(self.cluster.state())
         return state if self._forecaster is None else self._forecaster(state)
 
     def renumbered(self) -> None:
-        """The cluster has removed ended jobs and renumbered the others."""
+        """Adapt to a cluster that has removed ended jobs and renumbered the others."""
         if self._users is not None:
             self._users.renumbered()
 
     def carry_out(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
-        """Trim what the policy of that name wishes in a state, and have the cluster do it; returns what that is.
+        """Trim the named policy's requested allocation, let the cluster carry it out, and return the trimmed
+        allocation.
 
         Raises PolicyError if the policy returned something that is not an allocation.
         """
@@ -77,10 +79,10 @@ class DecisionLoop:
     def stands_until(
         self, state: ClusterState, policy: StandingPolicy | None, shown: ClusterState | None = None
     ) -> float:
-        """Time [s] until which the decision just carried out stands, unless jobs or nodes come or go.
+        """Time [s] until which the decision just carried out is valid, unless jobs or nodes come or go.
 
-        policy: that took it; None: one that cannot say. shown: the state as the policy was shown it, where that is
-        another. Raises PolicyError for NaN.
+        policy: policy that took the decision; None if it cannot say. shown: the state that the policy saw. Default:
+        `state`. Raises PolicyError for NaN.
         """
         if self._forecaster is not None or policy is None:
             return self.cluster.time
@@ -92,18 +94,20 @@ class DecisionLoop:
 
 
 class NodeControl(Protocol):
-    """Decides how many nodes of a cluster are rented, such as a `rlpto.provisioning.control.RentedNodes`. due: s."""
+    """Decides how many nodes are rented, such as `rlpto.provisioning.control.RentedNodes`. due: time of the next
+    decision [s].
+    """
 
     due: float
 
     def decide(self) -> None:
-        """Ask for nodes, or give some back, at `due`."""
+        """Request or return nodes, at `due`."""
 
     def passed(self, passed: AnyArray) -> None:
-        """Take in what happened, [P] INTERVAL, since the cluster was last advanced."""
+        """Record the intervals [P] INTERVAL since the cluster was last advanced."""
 
     def records(self) -> NodeRecords:
-        """What was decided, and what followed."""
+        """Return the decisions and their consequences."""
 
 
 def run(
@@ -120,12 +124,12 @@ def run(
 ) -> RunRecord:
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
 
-    forecaster: see `DecisionLoop`, such as a new `rlpto.arrivals.online.StateForecaster`. nodes: decides on rented
-    nodes; needed where there are some. sealed: the policy gets states that do not lead to the cluster, see
-    `rlpto.core.sealed`.
+    forecaster: adds a forecast to every state, such as a new `rlpto.arrivals.online.StateForecaster`. nodes: decides on
+    rented nodes; required if there are any. sealed: if true, the policy gets states that do not lead to the cluster
+    (`rlpto.core.sealed`).
 
-    Raises PolicyError if the policy returns something that is not an allocation, changes which jobs there are, or lets
-    jobs starve.
+    Raises PolicyError if the policy returns something that is not an allocation, changes the list of jobs, or lets jobs
+    starve.
     """
     if nodes is None and cluster.shape.rented_groups:
         raise ConfigError("nodes of the cluster are rented: expected what decides on them, `nodes`")
@@ -203,7 +207,7 @@ class ProgressWatch:
 
 
 def starved(cluster: Cluster) -> bool:
-    """True if no job holds GPUs although every active one could have those it asked for on one kind, and servers."""
+    """True if no job holds GPUs although each active job could have its requested GPUs of one type, and its servers."""
     if cluster.held_gpus or not cluster.active_jobs:
         return False
     state = cluster.state()
@@ -217,7 +221,7 @@ def starved(cluster: Cluster) -> bool:
 
 
 class DecisionLog:
-    """Collects decisions, and for each what happened until the next one."""
+    """Collects decisions, and the intervals after each until the next one."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, float, int, int, int, int]] = []
@@ -225,17 +229,17 @@ class DecisionLog:
         self._owners: list[tuple[int, int]] = []
 
     def decided(self, cluster: Cluster, latency: float, allocation: Allocation) -> None:
-        """Note a decision that has just been applied."""
+        """Record a decision that has just been applied."""
         waiting = len(allocation.gpus) - int(np.count_nonzero(allocation.gpus))
         self._rows.append((cluster.time, latency, cluster.up_gpus, cluster.held_gpus, cluster.active_jobs, waiting))
 
     def advanced(self, passed: AnyArray) -> None:
-        """Add what happened since, [P] INTERVAL, to the last decision (or to the first one to come)."""
+        """Add the intervals since, [P] INTERVAL, to the last decision (or to the first one to come)."""
         self._passed += passed.tobytes()
         self._owners.append((max(len(self._rows) - 1, 0), len(passed)))
 
     def records(self, weights: RewardWeights) -> DecisionRecords:
-        """All decisions as arrays, rewards computed with `weights`."""
+        """Return all decisions as arrays, with rewards computed by `weights`."""
         rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
         reward, (shortfall, cost) = np.zeros((len(rows), len(TERMS))), np.zeros((2, len(rows)))
         if len(rows):
@@ -247,7 +251,7 @@ class DecisionLog:
 
 
 def job_records(cluster: Cluster) -> JobRecords:
-    """What became of every job of the cluster's workload: copies, which outlive the cluster."""
+    """Return the outcome of every job of the cluster's workload, as copies that outlive the cluster."""
     store, tables, shape = cluster.store, cluster.tables, cluster.shape
     everything = np.arange(len(store))
     table = cluster.table_of(everything)

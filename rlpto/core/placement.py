@@ -1,9 +1,8 @@
-"""From GPU counts onto nodes: compiled functions on one cluster's free GPUs.
+"""Place GPU counts on nodes: compiled functions on one cluster's free GPUs.
 
-Two strategies. *pack* (default): a job goes where it spans the fewest nodes, on the node it leaves
-fullest, and a job whose size changes stays where it is if it can. *most_free*: GPUs come from the
-node with most free ones, first of equals by number, then from the next: the rule of the Pollux
-simulator, under which a job whose size changes is placed again.
+Two strategies. *pack* (default): a job spans as few nodes as possible, on the node it leaves fullest, and a job whose
+size changes keeps its nodes if it can. *most_free*: GPUs come from the node with most free ones, first of equals by
+number, then from the next: the rule of the Pollux simulator, in which a job whose size changes is placed again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from rlpto.io.compiled import kernel
 
 @kernel(inline="always")
 def release(nodes: AnyArray, held: int, free: IntArray) -> None:
-    """Give all GPUs of a job back: nodes [G] holds the node of each of its `held` GPUs."""
+    """Return all GPUs of a job: nodes [G] holds the node of each of its `held` GPUs."""
     for i in range(held):
         free[nodes[i]] += 1
 
@@ -39,8 +38,8 @@ def take_most_free(nodes: AnyArray, count: int, free: IntArray) -> None:
 def take_packed(nodes: AnyArray, count: int, free: IntArray, home: int) -> None:
     """Fill nodes[:count] spanning few nodes. `home`: node to prefer where it is as good, or -1.
 
-    A node that holds all that is missing and leaves least free wins; while none does, the node with
-    most free GPUs is taken whole. The cluster must have `count` free.
+    Choose the node that fits all missing GPUs and leaves fewest free; if none fits, take all free GPUs of the node with
+    most. The cluster must have `count` free.
     """
     held = 0
     while held < count:
@@ -108,7 +107,9 @@ def span(nodes: AnyArray, held: int) -> int:
 
 @kernel()
 def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
-    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go, nodes with most free are taken first."""
+    """Make rows of placement [n, N] hold gpus [n] in total: leave nodes with fewest GPUs first, add where most are
+    free.
+    """
     for i in range(len(gpus)):
         row = placement[i]
         more = gpus[i] - row.sum()

@@ -1,4 +1,4 @@
-"""What a policy is."""
+"""Policies: the protocols they satisfy, their options, and their base class."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rlpto.io.settings import Settings
 class Policy(Protocol):
     """A function from the table of jobs to the number of GPUs each job gets.
 
-    A policy may wish for more GPUs than there are: wishes are trimmed in queue order, in one place
-    (`rlpto.core.queues.admit`). It may keep a memory between calls; `reset` clears it.
+    A policy may request more GPUs than there are: `rlpto.core.queues.admit` trims requests in queue order. A policy may
+    keep a memory between calls; `reset` clears it.
     """
 
     name: str
@@ -36,46 +36,46 @@ class Policy(Protocol):
 
 @runtime_checkable
 class StandingPolicy(Protocol):
-    """A policy that says for how long its decision stands. Optional: others are asked at every decision point."""
+    """A policy that says how long its decision is valid. Optional: other policies decide at every decision point."""
 
     def stands_until(self, state: ClusterState) -> float:
         """Time in seconds (of `state.time`) until which the decision on `state` cannot change.
 
-        state: the one of the last decision; asked right after it. The promise holds as long as no job arrives or
-        finishes, no node changes, and the queue order and the priority classes of the jobs stay the same.
+        state: state of the last decision, which was just taken. The decision must remain valid as long as no job
+        arrives or finishes, no node changes, and the queue order and the priority classes of the jobs stay the same.
         """
 
 
 @runtime_checkable
 class LookaheadPolicy(Protocol):
-    """A policy that simulates forward when it decides. Optional, as `StandingPolicy` is."""
+    """A policy that simulates forward when it decides. Optional, like `StandingPolicy`."""
 
     def frozen(self) -> Policy:
-        """A policy that decides as this one does until it looks ahead again.
+        """Return a snapshot policy, which decides as this policy does until its next lookahead.
 
-        For predictions, which would look ahead within a look ahead otherwise.
+        Simulations of the future use the snapshot, to avoid a lookahead within a lookahead.
         """
 
 
 def frozen(policy: Policy) -> Policy:
-    """The policy itself, or the frozen form of one that looks ahead."""
+    """Return the policy itself, or the snapshot policy if it looks ahead."""
     return policy.frozen() if isinstance(policy, LookaheadPolicy) else policy
 
 
 def chooses(policy: Policy, what: Literal["batch_sizes", "servers"]) -> bool:
-    """Whether a policy's allocations may have batch sizes or numbers of parameter servers.
+    """Whether a policy's allocations may contain batch sizes or numbers of parameter servers.
 
-    Its attribute chooses_WHAT says so, if it has one; of one that delegates, that of any of its `policies`. Speeds at
-    other choices are compiled only for such policies.
+    The policy's attribute chooses_WHAT says so; a policy that delegates chooses if any of its `policies` does. Speeds
+    at other choices are compiled only for such policies.
     """
     return any(getattr(one, f"chooses_{what}", False) for one in getattr(policy, "policies", (policy,)))
 
 
 def reads_speeds(policy: Policy) -> bool:
-    """Whether a policy looks at speeds and remaining times, as its attribute of this name says, if it has one.
+    """Whether a policy reads speeds and remaining times: its attribute `reads_speeds`. Default: True.
 
-    Where jobs know what they observe, one that does not is shown the same speed for any GPUs, which saves time, unless
-    the queue needs speeds to choose kinds of GPU.
+    If speeds are learnt from observations, a policy that does not read them gets the same speed for any number of GPUs,
+    which saves time, unless the queue needs speeds to choose GPU types.
     """
     return bool(getattr(policy, "reads_speeds", True))
 
@@ -84,7 +84,7 @@ def reads_speeds(policy: Policy) -> bool:
 def naming_line(name: str, policy: object) -> Iterator[None]:
     """Turn an exception in a user's policy into a PolicyError with file and line of the user's code.
 
-    policy: the policy that runs inside, or its class; one that delegates has `policies`. Other exceptions pass.
+    policy: the running policy or its class; the classes in `policies` count if it delegates. Other exceptions pass.
     """
     try:
         yield
@@ -102,28 +102,29 @@ def naming_line(name: str, policy: object) -> Iterator[None]:
 
 
 class NoOptions(Settings):
-    """Options of a policy that has none."""
+    """Options of a policy without any options."""
 
 
 class BackfillOptions(Settings):
-    """Options of a policy that gives waiting jobs what they ask for, all or nothing."""
+    """Options of a policy that gives each waiting job all the GPUs it requested, or none."""
 
     backfill: bool = False
-    """Let later jobs that fit pass a job that does not; without it the first one that does not fit blocks."""
+    """Let later jobs that fit pass a job that does not; otherwise the first job that does not fit blocks all later
+    ones."""
 
 
 class OneNodeOptions(BackfillOptions):
     """Options of a policy that may keep every job on one node."""
 
     one_node: bool = False
-    """Start a job only where one node has room for it, on the first that has, as long as any node is large enough."""
+    """Start a job only on a single node, the first with room for it; larger jobs than any node may span nodes."""
 
 
 OptionsT = TypeVar("OptionsT", bound=Settings)
 
 
 class BasePolicy(Generic[OptionsT]):
-    """What this project's policies have in common: a name and typed options; one with a memory has a `reset`."""
+    """Base class of this project's policies: a name, typed options, and `reset` for those with a memory."""
 
     name: str
     Options: ClassVar[type[Settings]] = NoOptions
@@ -133,30 +134,30 @@ class BasePolicy(Generic[OptionsT]):
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """See `Policy`. Called by the constructor, too, so a memory is made here and nowhere else."""
+        """Clear the memory, if there is one. The constructor calls this, so create the memory here and nowhere else."""
 
 
 class StandsUntilEvent:
     """A decision that only an arrival, a finish or a change of nodes can change."""
 
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
-        """See `StandingPolicy`."""
+        """Return infinity: the decision is valid until an event."""
         return math.inf
 
 
 def unit_speed(jobs: JobTable) -> FloatArray:
-    """[n] work per second and GPU on min_gpus GPUs: the unit of speed-ups, one GPU's speed for most jobs."""
+    """[n] work per second and GPU on min_gpus GPUs: the unit of speed-ups. For most jobs it is the speed of one GPU."""
     lowest = jobs.min_gpus
     speed: FloatArray = jobs.speed[np.arange(len(jobs)), lowest] / lowest
     return speed
 
 
 class PolicyClass(Protocol):
-    """What the registry, and a plug-in's entry point, expects of a policy's class.
+    """The class of a policy, for the registry and for a plug-in's entry point.
 
-    summary: one line, what it does. source: where it was published. Options: its typed options.
-    Two attributes may be there: POSITIONAL, name of the option that may be given without its name, as in
-    `pretrained:synthetic`; COMPLETE, False if the policy is none without options.
+    summary: one line that says how the policy decides. source: where it was published. Options: class of its options.
+    Two attributes are optional. POSITIONAL: name of the option that may be given without its name, such as
+    `pretrained:synthetic`. COMPLETE: False if the policy cannot run without options.
     """
 
     summary: str
@@ -167,4 +168,4 @@ class PolicyClass(Protocol):
         """Class of the options."""
 
     def __call__(self, options: Any) -> Policy:
-        """A new policy with these options, an instance of `Options`."""
+        """Create a policy with these options, an instance of `Options`."""

@@ -1,7 +1,7 @@
-"""The order of service: priority classes, aging between them, and submission inside them, or classes as head starts.
+"""The order of service: strict priority classes with aging, or classes as head starts; by submission within a class.
 
-Compiled, for the queue of one cluster (`rlpto.core.queues.Queue`) and for many simulated clusters at once alike. Inside
-classes users may take turns instead: those with the least recent GPU time come first (`UserService`).
+Compiled, for the queue of one cluster (`rlpto.core.queues.Queue`) and for many simulated clusters at once. Within
+classes users may take turns instead: users with the least recent GPU time come first (`UserService`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import helper, kernel
 
 TURN_S = 600.0
-"""Seconds for which a user's jobs that run, or wait before another one, are taken to hold what they ask for."""
+"""Seconds for which each earlier job of a user is assumed to hold its GPUs, when users take turns."""
 LEAST_GPU_S = 1.0
 """GPU-seconds below which a user counts as new."""
 
@@ -31,11 +31,12 @@ def order_rows(
     rows: IntArray,
     effective: IntArray,
 ) -> None:
-    """Fill `rows` [n] with positions in index [n], numbers of jobs [M] JOB in order of submission, in order of service,
-    and effective [n] with the classes of these rows after aging.
+    """Fill rows [n] with positions in index [n], in order of service, and effective [n] with the classes of these rows
+    after aging.
 
-    strict: by class after aging and submission; else by submission with the head start of the class a job came with.
-    How far jobs have risen is brought up to date.
+    index: numbers of jobs [M] JOB in order of submission. strict: if true, order by class after aging, then by
+    submission; otherwise by submission with the head start of the class a job came with. The number of classes that
+    each job has risen is updated.
     """
     high, normal = 0, 0
     for i in range(len(index)):
@@ -66,11 +67,11 @@ def order_rows(
 def order_by_head_start(
     jobs: AnyArray, index: IntArray, aging_normal: float, aging_low: float, rows: IntArray, effective: IntArray
 ) -> None:
-    """Fill `rows` and `effective` as `order_rows`, by submission, each class as if submitted earlier.
+    """Fill `rows` and `effective` like `order_rows`, by submission, with a head start for each class.
 
-    By aging_low [s] those that came as normal, by aging_normal more those that came as high: as long as it would take a
-    low job to rise so far. A job is therefore never behind one submitted more than the aging bound after it. The order
-    of two jobs never changes.
+    The head start is aging_low [s] for jobs submitted as normal, and aging_normal more for jobs submitted as high: the
+    time in which a low job would rise to that class. A job is therefore never behind one submitted more than the aging
+    bound after it. The order of two jobs never changes.
     """
     count = len(index)
     high, normal, low = (
@@ -103,7 +104,7 @@ def order_by_head_start(
 
 @helper()
 def next_of_class(jobs: AnyArray, index: IntArray, start: int, priority: int) -> int:
-    """First position from `start` on in index [n] of a job that came with class `priority`; n: there is none."""
+    """First position from `start` on in index [n] of a job submitted with class `priority`; n if there is none."""
     at = start
     while at < len(index) and jobs[index[at]].priority != priority:
         at += 1
@@ -126,11 +127,10 @@ def next_promotion(jobs: AnyArray, index: IntArray, aging_normal: float, aging_l
 
 
 class UserService:
-    """GPU time that the users of a cluster have had. half_life [s]. before: GPU-seconds at the start, by user.
+    """GPU time that each user of a cluster has had. half_life [s]. before: GPU-seconds at the start, by user.
 
-    GPU time counts half after a half-life. A user's second job in the queue counts as if the first had run for `TURN_S`
-    already, and so on, so that two new users take turns. As the multifactor fair share of batch systems, per job rather
-    than per user; no job is ever stopped by it.
+    GPU time counts half after a half-life. A user's second job in the queue counts as if the first had already run for
+    `TURN_S`, and so on: two new users take turns. Like Slurm's multifactor fair share, but per job. It never preempts.
     """
 
     def __init__(self, cluster: Cluster, half_life: float, before: Mapping[str, float] | None = None) -> None:
@@ -142,7 +142,7 @@ class UserService:
         self._seen: FloatArray = np.zeros(0)
 
     def __call__(self, state: ClusterState) -> FloatArray:
-        """[n] GPU-seconds that the user of every row has had, and will by the time that the row is served."""
+        """[n] GPU-seconds that each row's user has had, plus those expected before the row is served."""
         self._count(state)
         keys, ahead = np.zeros(len(state.jobs)), dict(self._had)
         asked = np.where(state.jobs.waiting, state.jobs.requested_gpus, state.jobs.gpus).tolist()
@@ -155,7 +155,7 @@ class UserService:
         return keys
 
     def _count(self, state: ClusterState) -> None:
-        """Bring what users have had up to date."""
+        """Update each user's GPU time to the time of the state."""
         service = self._cluster.store.attained_service
         keep = 0.5 ** ((state.time - self._time) / self._half_life)
         had = {user: keep * seconds for user, seconds in self._had.items()}
@@ -172,5 +172,5 @@ class UserService:
         self._seen = self._cluster.store.attained_service[jobs].copy()
 
     def renumbered(self) -> None:
-        """The cluster has removed ended jobs and renumbered the others."""
+        """Adapt to a cluster that has removed ended jobs and renumbered the others."""
         self._watch(self._cluster.state().jobs.index)

@@ -1,7 +1,7 @@
-"""Multi-priority queues: the order of service, and the one place where wishes meet capacity.
+"""Priority queues: the order of service, and the trimming of requested allocations to capacity.
 
-Every policy passes through here: `Queue.order` sorts the table before the policy
-sees it, `Queue.admit` checks what the policy returns and trims it to capacity in that order.
+Every policy passes through here: `Queue.order` sorts the table before the policy sees it, `Queue.admit` checks the
+policy's allocation and trims it to capacity in that order.
 """
 
 from __future__ import annotations
@@ -33,30 +33,31 @@ _ClassWeight = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class QueueSettings(Settings):
-    """Which job is served first: priority classes, aging between them, and one rule among jobs of like standing."""
+    """Order of service: priority classes, aging between them, and the order within a class."""
 
     classes: Literal["strict", "weighted"] = "strict"
-    """strict: a job of a higher class, after aging, comes first under every policy. weighted: classes weigh but none
-    comes first: jobs queue as if each class above low had been submitted earlier by the times of aging below it, and
-    policies that rank by an amount divide it by the weight of the class."""
+    """strict: a job of a higher class, after aging, comes first under every policy. weighted: classes have weights but
+    none comes first: jobs queue as if each class above low had been submitted earlier by the times of aging below it,
+    and policies that rank by an amount divide it by the weight of the class."""
     class_weights: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (4.0, 2.0, 1.0)
-    """Weights of the classes high, normal and low (after aging), where classes are weighted; none above the one before:
-    a job of weight 4 counts as one of weight 1 with a quarter of its remaining time, or of the GPU time it has had."""
+    """Weights of the classes high, normal and low (after aging), in descending order, used if classes are weighted. A
+    job of weight 4 counts like a job of weight 1 with a quarter of its remaining time, or of the GPU time it has
+    had."""
     inside: Literal["fifo", "fair_users"] = "fifo"
-    """Order within a class (weighted: of all): by submission, or users who have had the least GPU time first, see
-    `rlpto.core.queue_order`."""
+    """Order within a class (weighted: among all jobs): by submission, or first the users with least recent GPU time
+    (`rlpto.core.queue_order`)."""
     user_half_life: float = Field(86_400.0, gt=0)
-    """fair_users: seconds after which GPU time that a user has had counts half."""
+    """fair_users: half-life in seconds of the GPU time that counts against a user."""
     aging_normal: float = Field(1800.0, gt=0)
-    """Seconds a waiting job of class normal waits before it counts as high; weighted: and the head start in the queue
-    that high has over normal."""
+    """Seconds that a job of class normal waits before it counts as high; weighted: also the head start in the queue of
+    high over normal."""
     aging_low: float = Field(3600.0, gt=0)
-    """Seconds a waiting job of class low waits before it counts as normal (and then ages on); weighted: and the head
-    start in the queue that normal has over low."""
+    """Seconds that a job of class low waits before it counts as normal (and then ages on); weighted: also the head
+    start in the queue of normal over low."""
     reserve_after: float | None = Field(None, gt=0)
-    """Seconds without GPUs after which a job is next under every policy: GPUs that become free are kept for it until it
-    can start with its min_gpus, and no policy takes these from it again. null reserves nothing. On clusters of several
-    GPU types nothing is reserved."""
+    """Seconds without GPUs after which a job is next under every policy: GPUs that become free are reserved for it
+    until it can start with its min_gpus, and no policy takes these from it again. Default: nothing is reserved. On
+    clusters of several GPU types nothing is reserved."""
 
     @field_validator("class_weights")
     @classmethod
@@ -76,14 +77,14 @@ class QueueSettings(Settings):
 
     @property
     def aging_bound(self) -> float:
-        """Seconds after which any waiting job counts as high, and after which no job submitted since is before it."""
+        """Seconds after which any waiting job counts as high, and after which no later submission passes it."""
         return self.aging_low + self.aging_normal
 
 
 class Queue:
-    """The queue of one run. A job that has aged into a higher class stays there: that is kept with the job.
+    """The queue of one run. A job that has aged into a higher class stays there; its record stores this.
 
-    served: what the user of every row of a state has had by the time that the row is served; for `inside: fair_users`.
+    served: function that returns the past and expected GPU-seconds of each row's user, for `inside: fair_users`.
     """
 
     def __init__(self, settings: QueueSettings, served: Callable[[ClusterState], FloatArray] | None = None) -> None:
@@ -91,7 +92,7 @@ class Queue:
         self._class_weights = STRICT if settings.strict else np.array(settings.class_weights)
 
     def order(self, state: ClusterState) -> ClusterState:
-        """Return the same state with its rows in the order of service and the classes after aging."""
+        """Return the same state with its rows in the order of service and their classes after aging."""
         jobs, rule = state.jobs, self._settings
         if len(jobs) == 0:
             return state
@@ -105,9 +106,9 @@ class Queue:
         return replace(state, jobs=ordered)
 
     def stands_until(self, state: ClusterState) -> float:
-        """Time until which, unless jobs or nodes come or go, the order of `state` and what is admitted stand.
+        """Time until which the order of `state` and the admitted allocation are valid, unless jobs or nodes come or go.
 
-        To be asked once the decision on `state` has been carried out.
+        Call it after the decision on `state` has been carried out.
         """
         rule = self._settings
         if rule.inside != "fifo" or rule.reserve_after is not None:
@@ -115,12 +116,12 @@ class Queue:
         return next_promotion(state.jobs.store.records, state.jobs.index, rule.aging_normal, rule.aging_low)
 
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
-        """The allocation that is carried out: checked, and trimmed to capacity in queue order.
+        """Return the allocation to carry out: checked, and trimmed to capacity in queue order.
 
-        A job that would get less than its min_gpus gets none, and one with allowed sizes the largest of those that is
-        not more (of the GPU type that it gets). On several kinds of GPU every job is
-        given one and placed, see `onto_kinds`, unless the policy has placed every job on one. Jobs get no GPUs where
-        there are no CPU slots for their parameter servers.
+        A job that would get fewer than its min_gpus gets none. A job with allowed sizes gets the largest allowed size
+        up to its trimmed number (on its GPU type). On several GPU types `onto_kinds` assigns and places the jobs,
+        unless the policy has placed every job on one type. Jobs get no GPUs if CPU slots for their parameter servers
+        are missing.
 
         Raises PolicyError if a policy returns no Allocation, numbers that are not whole, are negative, or break a job's
         limits, a batch size or parameter servers that the job cannot have, or a placement that the nodes have no room
@@ -145,7 +146,7 @@ class Queue:
         placement = check_placement(allocation.placement, state, wishes, policy)
         if len(state.shape.kinds) > 1:
             if placement is None or not np.array_equal(gpus, wishes) or not fits_kinds(state, placement):
-                placement = onto_kinds(state, gpus)  # a policy that ignores kinds has counted GPUs
+                placement = onto_kinds(state, gpus)  # the policy ignores GPU types and has only counted GPUs
         elif placement is not None and not np.array_equal(gpus, wishes):
             fit_rows(placement, gpus, state.shape.offered - placement.sum(axis=0))
         if placement is not None:
@@ -156,7 +157,7 @@ class Queue:
 
 
 def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> IntArray:
-    """`numbers` as int64 [count], or PolicyError naming the policy and what is wrong. unit: what they count."""
+    """Return `numbers` as int64 [count]. Raises PolicyError naming the policy and the fault. unit: what they count."""
     try:
         array = np.asarray(numbers)
     except ValueError:
@@ -167,7 +168,7 @@ def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> 
         return array.astype(np.int64, copy=False)
     if array.dtype.kind != "f":
         raise PolicyError(f"policy {policy} returned {unit} of type {array.dtype}: expected whole numbers")
-    # NaN, infinity and what no int64 can hold fail these comparisons too.
+    # NaN, infinity and numbers too large for int64 fail these comparisons too.
     wrong = ~((np.abs(array) < 2.0**62) & (np.floor(array) == array))
     if wrong.any():
         raise PolicyError(f"policy {policy} returned {array[wrong][0]} {unit}: expected whole numbers")
@@ -175,7 +176,7 @@ def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> 
 
 
 def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:
-    """Batch sizes [n] of the jobs that get `gpus` [n], 0 for those that get none; None if none is chosen.
+    """Batch sizes [n] of the jobs that get `gpus` [n], 0 for jobs without GPUs; None if none is chosen.
 
     Raises PolicyError naming the policy if a job cannot have its batch size.
     """
@@ -194,7 +195,9 @@ def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, polic
 
 
 def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:
-    """A copy of `placement` as int64 [n, N] if it gives every job its gpus [n] on nodes that are up, or PolicyError."""
+    """Return a copy of `placement` as int64 [n, N]. Raises PolicyError unless it gives each job gpus [n] on nodes that
+    are up.
+    """
     if placement is None:
         return None
     array, shape = np.asarray(placement), (len(state.jobs), len(state.shape))
@@ -215,7 +218,7 @@ def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy:
 
 
 def check_order(order: Any, count: int, policy: str) -> IntArray | None:
-    """`order` as int64 [count] if it is a permutation of the rows, or PolicyError."""
+    """Return `order` as int64 [count]. Raises PolicyError unless it is a permutation of the rows."""
     if order is None:
         return None
     array = np.asarray(order)
@@ -225,11 +228,11 @@ def check_order(order: Any, count: int, policy: str) -> IntArray | None:
 
 
 def admit_servers(servers: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:
-    """Parameter servers [n] of the jobs that get `gpus` [n], 0 for those that get none; None if no job has any.
+    """Parameter servers [n] of the jobs that get `gpus` [n], 0 for jobs without GPUs; None if no job has any.
 
-    servers: as in `Allocation`. They are cut to the CPU slots there are: first jobs keep what they have, then the
-    others get theirs, in queue order. A job whose number was chosen gets as many as there are; one that has its own
-    number gets just these or none. Where a job gets none, its `gpus` are set to 0.
+    servers: requested numbers, `Allocation.servers`. They are cut to the CPU slots: jobs first keep the servers they
+    have, then get more in queue order. A job whose number was chosen gets as many as there are; a job with its default
+    number gets exactly that or none. Where a job gets none, its `gpus` are set to 0.
     Raises PolicyError naming the policy for a number that a job cannot have.
     """
     jobs, chosen = state.jobs, np.zeros(len(state.jobs), dtype=np.int64)
@@ -258,7 +261,7 @@ def admit_servers(servers: Any, state: ClusterState, gpus: IntArray, policy: str
 
 @njit()
 def share_slots(given: IntArray, wanted: IntArray, least: IntArray, slots: int) -> None:
-    """Raise given [n], which rows hold already, to wanted [n], in order, as far as there are slots; cut it if need be.
+    """Raise given [n], slots that rows hold already, to wanted [n] in order while slots last, or cut it to the slots.
 
     A row that gets less than its least gets nothing.
     """
@@ -278,7 +281,7 @@ def share_slots(given: IntArray, wanted: IntArray, least: IntArray, slots: int) 
 
 @njit()
 def is_permutation(order: IntArray) -> bool:
-    """True if every number from 0 to len - 1 stands in `order` once."""
+    """True if every number from 0 to len - 1 is in `order` once."""
     seen = np.zeros(len(order), dtype=np.bool_)
     for row in order:
         if row < 0 or row >= len(order) or seen[row]:

@@ -1,4 +1,4 @@
-"""What is kept of one run of a policy on a workload: the input of every metric, plot and table."""
+"""Records of one run of a policy on a workload: the input of every metric, plot and table."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ INTERVAL = np.dtype(
     ],
     align=True,
 )
-"""What happened between two decision points, summed over jobs. Times in seconds. A reward term is a function of these
-sums (`rlpto.core.rewards`).
+"""Sums over jobs between two decision points. Times in seconds. A reward term is a function of these sums
+(`rlpto.core.rewards`).
 
 start, end: the two decision times.
-accuracy_gain: [classes] sum over jobs of (accuracy gained / accuracy the job can gain in all).
-shortfall: [classes] sum over jobs of seconds in the system x share of that accuracy which was missing then.
+accuracy_gain: [classes] sum over jobs of (accuracy gained / accuracy the job can gain in total).
+shortfall: [classes] sum over jobs of seconds in the system x share of that accuracy still to be gained.
 unfinished: job-seconds spent in the system (submitted, not finished).
 gpu_seconds: GPU-seconds held by jobs.
-rescale_seconds: seconds of delay that rescales cost, summed over jobs.
+rescale_seconds: seconds of rescale delay, summed over jobs.
 cost: price of the GPUs that jobs held.
 rescales: changes at `start` that restart a job which has run before (a first start does not count).
 arrived, finished: numbers of jobs. Real clusters count neither cost nor these numbers.
@@ -47,7 +47,7 @@ def intervals(
     rescale_seconds: FloatArray | float,
     shortfall: FloatArray | float = 0.0,
 ) -> AnyArray:
-    """[N] INTERVAL from these sums, all others 0: accuracy_gain, shortfall [N, classes], the others [N]."""
+    """[N] INTERVAL from these sums, with 0 for all others: accuracy_gain, shortfall [N, classes], the others [N]."""
     found = np.zeros(len(accuracy_gain), dtype=INTERVAL)
     found["accuracy_gain"], found["shortfall"], found["unfinished"] = accuracy_gain, shortfall, unfinished
     found["gpu_seconds"], found["rescale_seconds"] = gpu_seconds, rescale_seconds
@@ -56,7 +56,7 @@ def intervals(
 
 @kernel()
 def add_interval(total: AnyArray, passed: AnyArray) -> None:
-    """Add the sums of an interval to others, both [1] INTERVAL; times go on from those of total."""
+    """Add the sums of an interval to total, both [1] INTERVAL; total then ends with the interval."""
     to, more = total[0], passed[0]
     to.end = more.end
     for c in range(3):
@@ -78,21 +78,21 @@ class JobRecords:
     names, models: tuples of M strings.
     priority, requested_gpus, max_gpus, rescales: [M] int64. peak_gpus: [M] int64, most held at once.
     data_size [samples], epochs: [M] float64.
-    submit_time, start_time (first GPU), finish_time: [M] s; NaN where it did not come to that.
-    gpu_seconds: [M] GPU-s held. final_accuracy: [M] in [0, 1], as reached by the end of the run.
+    submit_time, start_time (first GPU), finish_time: [M] s; NaN if the job did not start or finish.
+    gpu_seconds: [M] GPU-s held. final_accuracy: [M] in [0, 1], reached by the end of the run.
     reached_90, reached_95, reached_99: [M] s when the job had first gained that share [%] of all the accuracy it can
-        gain; NaN where it never did.
-    alone_time: [M] s to finish if the job had the cluster to itself and in every epoch its fastest
-        GPUs for nothing, its start's rescale delay included: no schedule can beat it (where epoch ends
-        are rounded, by more than half the resolution per epoch).
-    requested_time: [M] s to finish alone with exactly its requested GPUs, start delay included. Both are of the epochs
-        that a job has trained, if it has finished. Both are NaN where a job's speed is only guessed.
-    trained_epochs: [M] done by the end of the run; of a job that stopped early, fewer than `epochs`, those it declared.
-    full_accuracy: [M] in [0, 1], after all declared epochs by the profile's curve; NaN where a job never stops early.
-    kept_seconds: [M] s of training that failures have not taken back, neither starting nor writing checkpoints; NaN
-        before there are any. Of real jobs evaluations count as training.
-    lost_gpu_seconds: [M] GPU-s of training that failures have taken back; NaN where nodes never fail, and of real jobs
-        that have not trained.
+    gain; NaN if it never did.
+    alone_time: [M] s to finish if the job had the cluster to itself and could change to its fastest GPUs in every epoch
+    at no cost, with the rescale delay of its start: no schedule can beat it (where epoch ends are rounded, by more than
+    half the resolution per epoch).
+    requested_time: [M] s to finish alone with exactly its requested GPUs, start delay included. Both times cover the
+    trained epochs of a finished job, otherwise all its epochs. Both are NaN if a job's speed is only guessed.
+    trained_epochs: [M] epochs done by the end of the run; fewer than the declared `epochs` if a job stopped early.
+    full_accuracy: [M] in [0, 1], after all declared epochs by the profile's curve; NaN for jobs that never stop early.
+    kept_seconds: [M] s of training not lost to failures, without starts and writing checkpoints; NaN before there are
+    any. Evaluations of real jobs count as training.
+    lost_gpu_seconds: [M] GPU-s of training lost to failures; NaN if nodes never fail, and for real jobs that have not
+    trained.
     """
 
     names: tuple[str, ...]
@@ -126,12 +126,12 @@ class DecisionRecords:
 
     time: [D] s. latency: [D] s the policy and the queue took (wall clock: not reproducible).
     capacity, held: [D] GPUs that were up, and GPUs held after the decision.
-    active, waiting: [D] jobs in the system, and those without GPUs after the decision.
-    reward: [D, TERMS] terms (`rlpto.core.rewards.TERMS`) of the interval that followed; already weighted and
-        signed, so that their sum is the reward.
-    shortfall: [D] job-s in that interval, each counted by the share of the accuracy the job can gain that it was
-        missing; of all classes.
-    cost: [D] price of the GPUs held in that interval; 0 where nodes have no price, and on real clusters.
+    active, waiting: [D] jobs in the system, and jobs without GPUs after the decision.
+    reward: [D, TERMS] terms (`rlpto.core.rewards.TERMS`) of the interval that followed, already weighted and signed:
+    their sum is the reward.
+    shortfall: [D] job-s in that interval, each weighted by the share of the job's possible accuracy still to be gained;
+    summed over all classes.
+    cost: [D] price of the GPUs held in that interval; 0 if nodes have no price, and on real clusters.
     """
 
     time: FloatArray
@@ -170,9 +170,9 @@ class AllocationChanges:
 
 @dataclass(frozen=True)
 class PolicySwitches:
-    """Which policy took the decisions of a run in which policies were switched; S policies one after the other.
+    """Policies that took the decisions of a run in turn, S of them. Empty if one policy took all decisions.
 
-    time: [S] s of the first decision of each. policy: S names. Empty where one policy took all decisions.
+    time: [S] s of the first decision of each. policy: S names.
     """
 
     time: FloatArray = field(default_factory=lambda: np.zeros(0))
@@ -183,12 +183,12 @@ class PolicySwitches:
 class NodeRecords:
     """The rented nodes of a run, at every decision on their number, P of them; sums over all groups of nodes.
 
-    time: [P] s. wanted: [P] GPUs of the nodes that were wanted from then on. ready, booting: [P] GPUs of nodes that
-        could be used and that booted, just before. used: [P] GPUs that jobs held. GPUs of nodes that are not rented are
-        among `wanted`, `ready` and `used`. foreseen: [P] GPUs beyond those held or waited for that were wanted.
-    late: [P] job-s in the minute that followed, beyond those that the work done in it takes with the GPUs asked for.
-    cost, idle_cost: [P] price of the rented nodes in that minute, and its part beyond the price of the GPUs asked for
-        during the work done.
+    time: [P] s. wanted: [P] GPUs of the nodes wanted from then on. ready, booting: [P] GPUs of usable and of booting
+    nodes just before. used: [P] GPUs that jobs held. `wanted`, `ready` and `used` include nodes that are not rented.
+    foreseen: [P] GPUs wanted beyond the GPUs held or waited for.
+    late: [P] job-s in the following minute, beyond the job-s that its work takes with the requested GPUs.
+    cost, idle_cost: [P] price of the rented nodes in that minute, and the part of it beyond the price of the GPUs
+    requested for the work done.
     """
 
     time: FloatArray = field(default_factory=lambda: np.zeros(0))
@@ -206,9 +206,9 @@ class NodeRecords:
 class RunRecord:
     """One policy on one window with one seed.
 
-    policy: its name. window: name of the window. seed. capacity: GPUs of the cluster with all nodes up.
-    wall_seconds: how long the run took. switches: which policy decided when, if there were several. rented: empty where
-    no nodes are rented.
+    policy: its name. window: name of the window. seed: random seed. capacity: GPUs of the cluster with all nodes up.
+    wall_seconds: duration of the run. switches: when each policy decided, if there were several. rented: empty if no
+    nodes are rented.
     """
 
     policy: str

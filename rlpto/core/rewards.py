@@ -1,7 +1,7 @@
-"""The reward of a decision: accuracy gained, minus the time, resources, rescales and late accuracy it cost.
+"""The reward of a decision: accuracy gained, minus its cost in time, resources, rescales and late accuracy.
 
-It is a table of terms. Another one is one more function here, with its weight in `RewardWeights`; a sum that no cluster
-counts yet is a further name in `rlpto.core.records.INTERVAL`, counted where it happens.
+It is a table of terms. To add one, write a function here and add its weight to `RewardWeights`. For a sum that no
+cluster counts yet, add a field to `rlpto.core.records.INTERVAL` and count it where it happens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlpto.io.settings import Settings
 
 HOUR = 3600.0
 LARGEST_WEIGHT = 1e6
-"""Of a part of the reward, or of a class in it."""
+"""Upper bound of the weight of a reward term or of a class."""
 
 _ClassWeight = Annotated[float, Field(ge=0, le=LARGEST_WEIGHT)]
 
@@ -30,21 +30,21 @@ class RewardWeights(Settings):
     accuracy: float = Field(1.0, ge=0, le=LARGEST_WEIGHT)
     """Reward for a job of weight 1 that gains all the accuracy it can gain, from start to finish."""
     time: float = Field(1.0, ge=0, le=LARGEST_WEIGHT)
-    """Cost of one job being unfinished for one hour; summed over jobs, hours times this is total JCT."""
+    """Cost of one job being unfinished for one hour. The sum over jobs is the total JCT in hours times this weight."""
     resources: float = Field(0.02, ge=0, le=LARGEST_WEIGHT)
     """Cost of one GPU held for one hour."""
     rescale: float = Field(0.1, ge=0, le=LARGEST_WEIGHT)
     """Cost of one hour of rescale delay."""
     shortfall: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)
-    """Cost of one hour in which a job of weight 1 has gained none yet of the accuracy it can gain. One that has
-    gained 90 % of it costs a tenth of that: for users who care when accuracy comes, and not only when a job ends."""
+    """Cost of one hour in which a job of weight 1 has gained none yet of the accuracy it can gain; a job that has
+    gained 90 % of it costs a tenth. For users who care when accuracy is gained, not only when a job ends."""
     money: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)
-    """Cost of one unit of money, of `price` in `cluster.nodes`."""
+    """Cost of one unit of money, the unit of `price` in `cluster.nodes`."""
     classes: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (3.0, 2.0, 1.0)
     """Weight of a job's accuracy, and of its shortfall, by priority class: high, normal, low."""
 
     def record(self) -> AnyArray:
-        """[1] WEIGHTS: for compiled code."""
+        """[1] WEIGHTS, for compiled code."""
         record = np.zeros(1, dtype=WEIGHTS)
         for name in type(self).model_fields:
             record[name] = getattr(self, name)
@@ -61,9 +61,10 @@ TermFunction = Callable[[Any, float, Any], float]
 
 @dataclass(frozen=True)
 class Term:
-    """A term of the reward. name: also that of its weight. unit: of what is weighted. description: in a table.
+    """A term of the reward. name: name of the term and of its weight. unit: unit of the weighted amount. description:
+    text in tables.
 
-    function: compiled; (sums, gain, weights) to its part of the reward. sums: of the interval, a record of
+    function: compiled; maps (sums, gain, weights) to its part of the reward. sums: of the interval, a record of
     `rlpto.core.records.INTERVAL`; gain: accuracy gained in it, weighted by class; weights: a record of WEIGHTS.
     """
 
@@ -131,7 +132,8 @@ REWARD_PARTS: tuple[str, ...] = tuple(entry.name for entry in TERMS)
 """Names of the terms."""
 
 fill_terms = chained([entry.function for entry in TERMS])
-"""fill_terms(out, (sums, gain, weights)), compiled: fill out [TERMS] with the terms of an interval; see `Term`."""
+"""fill_terms(out, (sums, gain, weights)), compiled: fill out [TERMS] with the arguments of `Term.function`, by
+interval."""
 
 
 @njit()
@@ -154,7 +156,7 @@ def _weigh_all(intervals: AnyArray, gains: FloatArray, weights: AnyArray, out: F
 
 
 def reward_terms(intervals: AnyArray, weights: RewardWeights) -> FloatArray:
-    """[N, TERMS] of intervals [N] `rlpto.core.records.INTERVAL`, weighted and signed; their sum is the reward."""
+    """[N, TERMS] terms of intervals [N] `rlpto.core.records.INTERVAL`, weighted and signed; their sum is the reward."""
     out = np.empty((len(intervals), len(TERMS)))
     if len(intervals):
         gains: FloatArray = intervals["accuracy_gain"] @ np.array(weights.classes)

@@ -1,4 +1,4 @@
-"""States from which a policy reads what it is shown, and nothing else."""
+"""States that give a policy access to the visible columns, and to nothing else."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlpto.performance.tables import SpeedTables
 
 
 class SealedStates:
-    """Makes sealed states of those of one run, in which a policy decides as it would in the states themselves.
+    """Seals the states of one run: a policy decides on a sealed state exactly as on the state itself.
 
-    A state leads to the simulator for those who look behind its columns: by `state.jobs.store`, private attributes or
-    the object of a bound method. A sealed state is made of copies of what is shown: jobs as `JobTable.sealed` has them,
-    the tables of their speeds, nodes, and where jobs hold their GPUs. It is no sandbox: code in the same process can
-    look for frames of the caller and for files, and put functions of its own in place of ours.
+    An ordinary state leads to the simulator for code that looks behind its columns: by `state.jobs.store`, private
+    attributes or the object of a bound method. A sealed state consists of copies of the visible data: jobs from
+    `JobTable.sealed`, their speed tables, nodes, and placements. It is no sandbox: code in the same process can inspect
+    the caller's frames, read files, and replace functions of RLPTO.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class SealedStates:
         self._shape: tuple[ClusterShape, ClusterShape] | None = None
 
     def __call__(self, state: ClusterState) -> ClusterState:
-        """A sealed state. Raises ConfigError where beliefs are the truth with errors."""
+        """Return a sealed state. Raises ConfigError if estimates are the truth with noise."""
         believed, index = state.jobs.believed(), state.jobs.index.copy()
         if self._tables is None or self._tables[0] is not believed.tables:
             self._tables = believed.tables, copy.deepcopy(believed.tables)

@@ -1,9 +1,9 @@
 """Early stopping: a job whose accuracy has flattened ends before its declared epochs.
 
-One rule for simulated and for real jobs. Accuracies are those of evaluations, at given scale-invariant epochs. A
-single one is noisy, so the rule compares the *median* of the newest with the *best* of those before: where there are
-several, one alone never stops a job. On a curve that never falls, as those of profiles, the median is the accuracy
-half-way through the window.
+Simulated and real jobs use one rule. Accuracies come from evaluations at given scale-invariant epochs. A single
+evaluation is noisy, so the rule compares the *median* of the newest with the *best* earlier one: with several
+evaluations in the window, a single one never stops a job. On a curve that never falls, such as a profile's, the median
+is the accuracy half-way through the window.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from rlpto.io.arrays import BoolArray, FloatArray
 from rlpto.io.settings import Settings
 
 RULE_TEXT = "gain/over or gain/over/after, such as 0.001/0.05/0.7"
-"""How a rule is written in one column of a file."""
+"""Syntax of a rule in one column of a file."""
 _ROUNDING = 1e-9
-"""Share of the declared epochs by which sums of epochs may be off."""
+"""Tolerance of sums of epochs, as a share of the declared epochs."""
 
 
 class StopRule(Settings):
-    """Ends a job once its accuracy over the last `over` of its declared epochs, the median of the evaluations in them,
-    is at most a share `gain` of itself above the best one before."""
+    """Ends a job once the median accuracy over the last `over` of its declared epochs exceeds the best earlier accuracy
+    by at most a share `gain` of itself."""
 
     gain: float = Field(0.001, ge=0, le=1)
-    """Share of the accuracy reached; 0: stop once the median is no better than the best before."""
+    """Share of the accuracy reached. With 0, a job stops once the median is no better than the best before."""
     over: float = Field(0.05, gt=0, le=1)
     """Share of the declared epochs."""
     after: float = Field(0.7, ge=0, le=1)
-    """Share of the declared epochs before which no job stops: 0 lets a plateau in the midst of training end it."""
+    """Share of the declared epochs before which no job stops. With 0, a plateau in the middle of training ends the
+    job."""
 
     @property
     def text(self) -> str:
-        """As `parse_rule` takes it."""
+        """The rule as text for `parse_rule`."""
         return f"{self.gain!r}/{self.over!r}/{self.after!r}"
 
 
 def parse_rule(text: str) -> StopRule:
-    """The rule that a column of a trace writes as `RULE_TEXT` says. Raises ValueError if it is none."""
+    """Parse a rule in the syntax of `RULE_TEXT`. Raises ValueError if it is not a rule."""
     names = ("gain", "over", "after")
     parts = text.split("/")
     if not 2 <= len(parts) <= len(names):
@@ -50,12 +51,12 @@ def parse_rule(text: str) -> StopRule:
 
 
 def are_rules(texts: Sequence[str]) -> BoolArray:
-    """[n] texts that are rules, or empty."""
+    """[n] True for texts that are rules, or empty."""
 
     def is_rule(text: str) -> bool:
         try:
             return not text or bool(parse_rule(text))
-        except ValueError:  # also where a number is out of bounds
+        except ValueError:  # also raised for a number out of bounds
             return False
 
     good = {text: is_rule(text) for text in set(texts)}
@@ -65,7 +66,7 @@ def are_rules(texts: Sequence[str]) -> BoolArray:
 def has_flattened(rule: StopRule, declared: float, epochs: FloatArray, accuracy: FloatArray) -> bool:
     """True if a job of `declared` epochs stops at the newest of its n evaluations.
 
-    epochs, accuracy: [n] of every evaluation so far, in order. False where none is older than the rule's window.
+    epochs, accuracy: [n] of every evaluation so far, in order. False if all evaluations are in the rule's window.
     """
     slack = _ROUNDING * declared
     if not len(epochs) or epochs[-1] < rule.after * declared - slack:
@@ -76,13 +77,13 @@ def has_flattened(rule: StopRule, declared: float, epochs: FloatArray, accuracy:
 
 
 def stop_epoch(rule: StopRule, declared: float, curve: FloatArray) -> float:
-    """Epochs after which a job ends that is evaluated after every whole epoch; `declared`: it does not stop early.
+    """Epochs after which a job ends if it is evaluated after every whole epoch; `declared` if it does not stop early.
 
-    curve: [P + 1] accuracy after 0 to P epochs; flat from there on.
+    curve: [P + 1] accuracy after 0 to P epochs; constant from there on.
     """
     window, slack, known = rule.over * declared, _ROUNDING * declared, len(curve) - 1
     first = max(math.ceil(rule.after * declared - slack), math.ceil(window - slack), 1)
-    # Where all of the window lies beyond the curve, it is flat: nothing that comes later need be looked at.
+    # Once the whole window lies beyond the curve it is flat: later epochs need no check.
     last = min(math.ceil(declared) - 1, max(first, known + math.ceil(window) + 1))
     epochs = np.arange(max(last, 0) + 1.0)
     accuracy: FloatArray = curve[np.minimum(epochs, known).astype(np.int64)]
