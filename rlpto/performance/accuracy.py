@@ -1,5 +1,5 @@
-"""Accuracy against epochs: what each application's metric means, a saturating curve fitted to it, and how steeply
-accuracy rises from each epoch on."""
+"""Accuracy against epochs: the meaning of each application's metric, a saturating curve fitted to it, and the steepness
+of accuracy from each epoch on."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MetricKind = Literal["share", "percent", "error_percent", "loss"]
 
 @dataclass(frozen=True)
 class Metric:
-    """How an application's validation metric becomes an accuracy in [0, 1].
+    """Conversion of an application's validation metric to an accuracy in [0, 1].
 
-    kind: share: taken as it is; percent: divide by 100; error_percent: 1 - metric / 100, at least 0;
-    loss: 1 - loss / loss of the untrained model, at least 0, that loss extrapolated linearly from
-    the first two epochs (or taken from the first if there is only one).
+    kind: share: used unchanged; percent: divide by 100; error_percent: 1 - metric / 100, at least 0; loss: 1 - loss /
+    loss of the untrained model, at least 0, with that loss extrapolated linearly from the first two epochs (or taken
+    from the first if there is only one).
     untrained: accuracy before training, usually chance.
     """
 
@@ -46,16 +46,16 @@ VALIDATION_METRICS = {
 }
 """The measured applications' metrics."""
 HEADROOM = 0.03
-"""Largest margin of a curve's final accuracy above the last one measured."""
+"""Largest margin of a curve's final accuracy above the last measured accuracy."""
 STEEPEST = 1000.0
-"""Slope where accuracy is gained without any work."""
+"""Upper limit of the steepness, for accuracy gained without any work."""
 
 
 @dataclass(frozen=True)
 class AccuracyCurve:
     """a(p) = final - (final - untrained) * exp(-(p / scale)^shape), p in epochs; never falls.
 
-    meaning: what accuracy means for this model, in words.
+    meaning: meaning of accuracy for this model, in words.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -73,8 +73,8 @@ class AccuracyCurve:
 
 
 def metric_of(application: str, values: FloatArray) -> Metric:
-    """The application's metric; for an unknown application a guess from its values [runs, epochs]. A falling metric is
-    treated as a loss, one that stays within [0, 1] as a share, any other as percent."""
+    """Return the application's metric, or guess it from the values [runs, epochs] of an unknown application. A falling
+    metric is treated as a loss, one within [0, 1] as a share, any other as percent."""
     if application in VALIDATION_METRICS:
         return VALIDATION_METRICS[application]
     if values[:, -1].mean() < values[:, 0].mean():
@@ -100,12 +100,12 @@ def to_accuracy(metric: Metric, values: FloatArray) -> FloatArray:
 
 
 def fit_accuracy(accuracy: FloatArray, metric: Metric, headroom: float = HEADROOM) -> tuple[AccuracyCurve, float]:
-    """Curve closest to accuracies [runs, epochs] at the end of every epoch, and its RMSE.
+    """Fit a curve to accuracies [runs, epochs] at the end of every epoch; return it and its RMSE.
 
-    Least squares with a soft limit on outliers. The final accuracy stays within `headroom` of the last
-    one measured, so that a late drop of the learning rate is not extrapolated as endless growth. Training
-    that continues needs more headroom. Fewer than four epochs do not determine the shape, which stays 1
-    (an exponential). Raises ProfileError if the accuracies are not finite.
+    Least squares with a soft limit on outliers. The final accuracy stays within `headroom` of the last measured
+    accuracy, which prevents extrapolating a late drop of the learning rate as endless growth. Training that continues
+    needs more headroom. Fewer than four epochs do not determine the shape, which stays 1 (an exponential). Raises
+    ProfileError if the accuracies are not finite.
     """
     from scipy.optimize import least_squares
 
@@ -143,13 +143,14 @@ def fit_accuracy(accuracy: FloatArray, metric: Metric, headroom: float = HEADROO
 
 
 def accuracy_ahead(accuracy: FloatArray, epochs: IntArray, known_remaining: FloatArray) -> FloatArray:
-    """[T, P] largest share of a type's accuracy gained per share of the work left, over any stretch from an epoch on.
+    """[T, P] steepest rise of accuracy over any stretch from an epoch on: share of its total gain per share of
+    remaining work.
 
     A type that gains all its accuracy at a constant pace has 1 at its first epoch. The value is the slope of the first
-    edge of the upper concave hull over the curve ahead, as in the index of chained jobs (Sidney, Operations Research
-    23, 1975): the hull skips a plateau if the gain behind it is large enough. 0 if nothing more is gained.
+    edge of the upper concave hull over the remaining curve, like the index of chained jobs (Sidney, Operations Research
+    23, 1975): the hull skips a plateau if the gain behind it is large enough. 0 if no more accuracy is gained.
 
-    accuracy: [T, P + 1], known for epochs [T]. known_remaining: [T, P + 1] work left, or empty to count epochs.
+    accuracy: [T, P + 1], known for epochs [T]. known_remaining: [T, P + 1] remaining work, or empty to count epochs.
     """
     ahead = np.zeros((accuracy.shape[0], accuracy.shape[1] - 1))
     _fill_ahead(accuracy, epochs, known_remaining, np.empty(accuracy.shape[1], dtype=np.int64), ahead)
@@ -183,7 +184,7 @@ def _fill_ahead(
 
 @kernel(error_model="numpy", inline="always")
 def _slope(accuracy: FloatArray, known_remaining: FloatArray, kind: int, start: int, end: int) -> float:
-    """Accuracy gained per unit of work from the beginning of one epoch to that of another."""
+    """Accuracy gained per unit of work from the start of one epoch to the start of another."""
     gained = accuracy[kind, end] - accuracy[kind, start]
     if not known_remaining.size:
         return float(gained / (end - start))

@@ -30,7 +30,7 @@ from rlpto.performance.tables import ONE_KIND, JobType
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 
 DEFAULT_RESCALE_DELAY = 30.0
-"""Seconds a rescale costs a model without a known delay."""
+"""Rescale delay in seconds of a model without a known delay."""
 LLM = "llm"
 """Name of the profiles of large models that come with RLPTO (docs/performance.md)."""
 _SHIPPED = Path(__file__).parent / "profiles"
@@ -39,13 +39,13 @@ LAWS: Mapping[str, type[ThroughputLaw]] = {
     "parameter_server": ServerParams,
     "table": SizeTable,
 }
-"""Throughput laws by the name that a profile gives under `throughput`, key `law`; the first if it gives none.
+"""Throughput laws by name, the key `law` under `throughput` in a profile. The first is the default.
 
 To add a law, write a frozen dataclass of its parameters that satisfies `ThroughputLaw`, in its own module."""
 
 
 def _law_name(given: Any) -> str | None:
-    """Name of the law of a profile's `throughput`; None if it is not a valid name."""
+    """Return the name of the law in a profile's `throughput`; None if it is not a valid name."""
     usual = next(iter(LAWS))
     name = given.get("law", usual) if isinstance(given, dict) else getattr(given, "law", usual)
     return name if isinstance(name, str) else None
@@ -61,17 +61,18 @@ def _law_schema(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
 
 
 AnyLaw = Annotated[ThroughputLaw, GetPydanticSchema(_law_schema)]
-"""Any of `LAWS`, as a field that pydantic reads."""
+"""Any law in `LAWS`, as a field that pydantic reads."""
 
 
 @dataclass(frozen=True)
 class FitErrors:
     """Errors of a profile against the measurements it was fitted to.
 
-    throughput_median, throughput_p90: relative error of the step time over all measured sizes; of a table, over sizes
-    that were held out, see `SizeTable.held_out_errors`. None: not known.
+    throughput_median, throughput_p90: relative error of the step time over all measured sizes; for a table of sizes,
+    over held-out sizes (`SizeTable.held_out_errors`). Default: unknown.
     accuracy_rmse: root mean square error of the accuracy over all epochs and validation runs.
-    noise_log_rmse: root mean square error of the natural logarithm of the noise scale, likewise.
+    noise_log_rmse: root mean square error of the natural logarithm of the noise scale over all epochs and validation
+    runs.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -84,11 +85,11 @@ class FitErrors:
 
 @dataclass(frozen=True)
 class KindSpeed:
-    """Training speed of a model on one kind of GPU.
+    """Training speed of a model on one GPU type.
 
-    throughput: as in `Profile`. max_local: most samples that one such GPU computes at once; None: as in
-    `Profile.batch`.
-    throughput_median, throughput_p90: as in `FitErrors`; None: not known.
+    throughput: throughput law on this GPU type. max_local: most samples that one such GPU computes at once. Default:
+    the limit in `Profile.batch`.
+    throughput_median, throughput_p90: errors of the fit, as in `FitErrors`. Default: unknown.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -103,13 +104,13 @@ class KindSpeed:
 class Profile:
     """A model to train, as fitted parameters.
 
-    name: used by jobs. description, source: of the model and of the measurements, in words.
+    name: name that jobs refer to. description, source: the model and its measurements, in words.
     samples: samples in one epoch. epochs: a whole training, in scale-invariant epochs.
     batch: limits of the batch size. noise: gradient noise scale by epoch.
-    rescale_delay: seconds without progress after a change of a job's GPUs. errors: of the fit.
-    kinds: speeds by kind of GPU; `throughput` then applies to GPUs of unnamed kind (ONE_KIND), and a file may leave it
-    out, if it is that of the first kind. Without `kinds` it applies to every kind. A model that has tables of sizes
-    alone does not fit on kinds without one.
+    rescale_delay: seconds without progress after a change of a job's GPUs. errors: errors of the fit.
+    kinds: speeds by GPU type; `throughput` then applies to GPUs of unnamed type (ONE_KIND), and a file may omit it if
+    it equals the first type's. Default: `throughput` applies to every GPU type. A model whose speeds are all tables of
+    sizes does not fit on GPU types without one.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -138,8 +139,8 @@ class Profile:
                 raise ValueError(f"kinds: {kind}: max_local {speed.max_local} is below min_local {batch.min_local}")
 
     def on(self, gpu: str) -> Profile:
-        """The profile on GPUs of one kind. Raises ProfileError if it has speeds of kinds, but not of this one, and
-        does not know, as tables of sizes do, that it does not fit there."""
+        """Return the profile on one GPU type. Raises ProfileError if its speeds by type lack this one, unless they are
+        all tables of sizes, in which case the model does not fit there."""
         if not self.kinds or gpu == ONE_KIND or not self.fits(gpu):
             return self
         if gpu not in self.kinds:
@@ -149,21 +150,21 @@ class Profile:
         return replace(self, throughput=speed.throughput, batch=batch, kinds={})
 
     def fits(self, gpu: str) -> bool:
-        """Whether the model can run on GPUs of a kind."""
+        """Whether the model can run on a GPU type."""
         if not self.kinds or gpu == ONE_KIND or gpu in self.kinds:
             return True
         return not all(isinstance(speed.throughput, SizeTable) for speed in self.kinds.values())
 
     def tables(self) -> dict[str, SizeTable]:
-        """Tables of sizes by kind of GPU, ONE_KIND if kinds have no names; none for other laws."""
+        """Return the tables of sizes by GPU type, under ONE_KIND if types are unnamed; empty for other laws."""
         laws = {kind: speed.throughput for kind, speed in self.kinds.items()} or {ONE_KIND: self.throughput}
         return {kind: law for kind, law in laws.items() if isinstance(law, SizeTable)}
 
 
 class ModelLimits(NamedTuple):
-    """Size and limits of a model; fields as in `Profile`.
+    """Size and limits of a model, with the fields of `Profile`.
 
-    servers, most_servers: default and largest number of parameter servers of a job; 0: it has none.
+    servers, most_servers: default and largest number of parameter servers of a job; 0 for models without servers.
     """
 
     samples: float
@@ -176,15 +177,15 @@ class ModelLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class TypeTables:
-    """Speed tables of one job type; see `tables.SpeedTables`. R rows, P epochs, S spans, K GPUs.
+    """Speed tables of one job type, the input of `tables.SpeedTables`. R rows, P epochs, S spans, K GPUs.
 
     rates: [R, P] epochs per second, none of them 0. row: [S, K] row for k + 1 GPUs on s + 1 nodes.
     exact: row of each placement (GPUs per node, smallest rotation) with its own measurements.
     accuracy: [P + 1]. known_remaining, known_speed: [P + 1] and [K + 1], or None.
-    score: [R, P] the quantity maximised by the choice of batch size, in any unit shared by all types of a model and
-    metric; None: the rates.
-    fit: [K + 1] largest allowed size up to each number of GPUs, 0: none; None: every size is allowed.
-    batches: [P] batch size in every epoch, where a schedule sets it; None: it is fixed, or the job's choice.
+    score: [R, P] score that jobs maximise when choosing the batch size, in any unit shared by all types of a model and
+    metric. Default: the rates.
+    fit: [K + 1] largest allowed size up to each number of GPUs, or 0. Default: every size is allowed.
+    batches: [P] batch size in every epoch, set by a schedule. Default: it is fixed, or the job's choice.
     """
 
     facts: ModelLimits
@@ -200,8 +201,8 @@ class TypeTables:
 
 
 class ProfileSource(Protocol):
-    """Models' performance: fitted profiles, or interpolated measurements. All methods raise ProfileError for an
-    unknown model, and for a kind of GPU that it has no speeds on."""
+    """Models' performance: fitted profiles, or interpolated measurements. All methods raise ProfileError for an unknown
+    model, and for a GPU type without speeds."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -209,27 +210,27 @@ class ProfileSource(Protocol):
         ...
 
     def facts(self, model: str) -> ModelLimits:
-        """Size and limits of a model."""
+        """Return the size and limits of a model."""
         ...
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
-        """Compile one job type for 1 to max_gpus GPUs of the kind `gpu`. Raises ProfileError if it cannot run there."""
+        """Compile one job type for 1 to max_gpus GPUs of type `gpu`. Raises ProfileError if it cannot run there."""
         ...
 
 
 class BatchPerformanceSource(ProfileSource, Protocol):
-    """Profiles that know the speed of every batch that a job may choose."""
+    """Profiles that know the speed of every batch size that a job may choose."""
 
     def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
-        """Performance of a type's batches on GPUs of the kind `gpu`, placed like `placement` (GPUs per node)."""
+        """Performance of a job type's batches on GPUs of type `gpu`, placed like `placement` (GPUs per node)."""
         ...
 
     def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
-        """Limits of a model's batch size on a kind of GPU."""
+        """Limits of a model's batch size on a GPU type."""
         ...
 
     def one_gpu_throughput(self, model: str, gpu: str) -> float:
-        """Samples/s of one GPU of a kind at its largest local batch."""
+        """Samples/s of one GPU of a type at its largest local batch."""
         ...
 
     def epoch_samples(self, model: str) -> FloatArray:
@@ -238,12 +239,12 @@ class BatchPerformanceSource(ProfileSource, Protocol):
 
 
 def unknown_model(model: str, known: tuple[str, ...]) -> ProfileError:
-    """The error for a model that a source does not know."""
+    """Return the error for a model that a source does not know."""
     return ProfileError(f"no profile of model {model!r}; known: {', '.join(known) or 'none'}")
 
 
 def unknown_kind(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
-    """The error for a kind of GPU of the cluster that a profile with speeds by kind lacks."""
+    """Return the error for a GPU type of the cluster that a profile with speeds by GPU type lacks."""
     return ProfileError(
         f"the profile of model {model!r} has no speeds on GPUs of kind {gpu!r}, which the cluster has "
         f"(cluster.nodes: gpu); expected one of {', '.join(sorted(known))}"
@@ -269,7 +270,7 @@ def builtin_profiles() -> Mapping[str, Profile]:
 
 
 def shipped_folder(path: Path) -> Path:
-    """The path itself; for one called `llm` where there is none, the folder of large models that come with RLPTO."""
+    """Return the path itself, or for a missing path named `llm` the folder of large models that come with RLPTO."""
     return path if path.name != LLM or path.exists() else _SHIPPED / LLM
 
 
@@ -280,7 +281,7 @@ def large_profiles() -> Mapping[str, Profile]:
 
 
 def builtin_rescale_delay(model: str) -> float:
-    """Seconds a rescale costs the built-in model of that name; DEFAULT_RESCALE_DELAY if there is none."""
+    """Rescale delay in seconds of the built-in model of that name; DEFAULT_RESCALE_DELAY if there is none."""
     profile = builtin_profiles().get(model)
     return DEFAULT_RESCALE_DELAY if profile is None else profile.rescale_delay
 
@@ -298,8 +299,8 @@ def load_folder(folder: Path) -> dict[str, Profile]:
 
 
 def load_file(path: Path) -> dict[str, Profile]:
-    """All profiles of a file, by name: one, or several YAML documents. Raises ProfileError naming the file, the key
-    and what is wrong with it."""
+    """Load all profiles of a file, by name: one, or several YAML documents. Raises ProfileError naming the file, the
+    key and the fault."""
     profiles = [_profile(file) for file in read_yaml_documents(path, "a profile in YAML", ProfileError)]
     names = [profile.name for profile in profiles]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -323,7 +324,7 @@ def _profile(file: YamlFile) -> Profile:
 
 
 def profile_yaml(profile: Profile) -> str:
-    """A profile as YAML, as `load_file` reads it."""
+    """Write a profile as YAML that `load_file` reads."""
     given = asdict(profile, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None})
     if not profile.kinds:
         del given["kinds"]
@@ -331,7 +332,7 @@ def profile_yaml(profile: Profile) -> str:
 
 
 def profiles_yaml(profiles: Iterable[Profile]) -> str:
-    """Profiles as one document each of a YAML file, as `load_file` reads it."""
+    """Write profiles as a YAML file of one document each, which `load_file` reads."""
     return "---\n".join(profile_yaml(profile) for profile in profiles)
 
 
@@ -339,7 +340,7 @@ _ADAPTER = TypeAdapter(Profile)
 
 
 def _located(location: Location) -> Location:
-    """Location of a problem; pydantic names the law below `throughput` as if it were a key."""
+    """Location of a problem, without the name of the law that pydantic inserts below `throughput`."""
     if "throughput" in location:
         at = location.index("throughput") + 1
         return location[:at] + location[at + 1 :]

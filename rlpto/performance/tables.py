@@ -1,11 +1,11 @@
 """Speed tables: every performance model, compiled to numbers that kernels and policies look up.
 
-A *job type* is a model together with how its batch size is chosen. A type's speed depends on the
-number of GPUs, on how many nodes they span, and on the epoch the job is in (the gradient noise
-scale, and with it the useful batch size, changes as training goes on). Rows of `rates` hold one such curve over epochs
-each; `row` maps (type, nodes spanned, GPUs) to its row.
+A *job type* is a model together with the way its batch size is chosen. The speed of a type depends on the number of
+GPUs, on the number of nodes they span, and on the job's epoch, because the gradient noise scale and with it the useful
+batch size change during training. Each row of `rates` holds one speed curve over epochs; `row` maps (type, nodes
+spanned, GPUs) to its row.
 
-A type has *variants*, which are types too: one for every batch size that a scheduler may choose, on every kind of GPU.
+A type has *variants*, which are types too: one for every batch size that a scheduler may choose, on every GPU type.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ NO_GPUS = 0
 
 
 TYPE = np.dtype([("delay", "f8"), ("epochs", "i8"), ("kind", "i8")], align=True)
-"""A job type for compiled code: rescale delay [s], epochs on its accuracy curve, number of its kind of GPU."""
+"""A job type for compiled code: rescale delay [s], epochs on its accuracy curve, number of its GPU type."""
 
 _UNKNOWN = np.zeros((0, 0))
 _ANY_SIZE = np.iinfo(np.int64).max
 NO_TYPE = -1
 """Marks the absence of a type."""
 ONE_KIND = "gpu"
-"""Kind of GPU of nodes that name none."""
+"""GPU type of nodes that name none."""
 
 
 def _no_types() -> IntArray:
@@ -43,10 +43,10 @@ def _no_types() -> IntArray:
 class JobType(NamedTuple):
     """A model and its settings, which determine a job's speed curve.
 
-    batch_size: the fixed total batch size in samples; None lets the job adapt it to maximise its metric, a name of
-    `rlpto.performance.metrics.METRICS`: goodput, as Pollux does, or another.
-    servers: parameter servers; None: the number in the model's profile.
-    gpu_types: GPU types of the cluster that its jobs may use. Empty: all.
+    batch_size: fixed total batch size in samples. Default: the job adapts it to maximise its metric.
+    metric: name in `rlpto.performance.metrics.METRICS`; Pollux maximises goodput.
+    servers: parameter servers. Default: the number in the model's profile.
+    gpu_types: GPU types of the cluster that jobs of the type may use. Default: all.
     """
 
     model: str
@@ -58,37 +58,37 @@ class JobType(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeedTables:
-    """Progress per second of every job type. T types, R rows, P epochs, S spans, K GPUs.
+    """Progress per second of every job type. T job types, R rows, P epochs, S spans, K GPUs, G GPU types.
 
     types: the T job types, in the order of the first axis of the arrays below.
     rates: [R, P] float64, epochs per second during epoch p; row 0 is zero (no GPUs).
     elapsed: [R, P + 1] float64, seconds from epoch 0 to the start of epoch p at that row's rates (infinity past epoch 0
-    in row 0). Empty in tables that are rewritten as jobs learn: no simulation uses those.
+    in row 0). Empty in tables that change as jobs learn, which no simulation uses.
     row: [T, S, K + 1] int32, row for `min(nodes spanned, S) - 1` and k GPUs; entry k = 0 is row 0.
-    accuracy: [T, P + 1] float64, accuracy in [0, 1] after p epochs. epochs: [T] int64, how many were measured; later
-    ones repeat the last. samples: [T] float64, in one epoch of the profile's own data set.
+    accuracy: [T, P + 1] float64, accuracy in [0, 1] after p epochs. epochs: [T] int64, number of measured epochs; later
+    epochs repeat the last. samples: [T] float64, samples in one epoch of the profile's data set.
     rescale_delay: [T] float64, seconds without progress after a change of a job's GPUs.
     exact_keys, exact_rows: [X] int64 sorted and [X] int32: rows measured for one exact placement, by
     `placement_key(type, groups)`; if none matches, `row` applies.
-    known_remaining, known_speed: [T, P + 1] and [T, K + 1] float64 or None: work left at the start of an epoch and work
-    per second by GPUs in the units an operator of these profiles would know (for the Pollux workloads: iterations).
-    None: epochs and `rates` are known.
-    own, batch_size, servers: [T] int64. Type t is a *variant* of the type own[t], the type the job was submitted with.
-    A variant applies while a scheduler has chosen the batch size of its jobs, in samples (0: the job chooses itself),
-    or their number of parameter servers (0: the model has none), and on GPUs of kind[t]. A job's own variant has the
-    lowest number. own empty: every type has one variant, itself.
-    kinds: G kinds of GPU, by name. kind: [T] int64, index into kinds; a type that is its own has kind 0. node_gpus: [T]
-    int64, GPUs of the largest node of that kind. With one kind both are derived: nodes may have any size.
-    most_servers: [T] int64, largest number of parameter servers of a job; empty: the number it has.
-    score_rates: [R, P] float64 or None: shown to policies in place of `rates`, so that they allocate GPUs by the same
-    metric by which jobs choose their batch size. A job's own score with one GPU on one node counts as its rate there.
-    sizes_seen, speed_sigma: [T] numbers of GPUs whose steps the speeds rest on, and [T, SPANS, K + 1] standard
-    deviation of the logarithm of the speed, on one node and on several; None: speeds are exact, or their errors are not
-    known.
-    fit: [T, K + 1] int64, largest size up to k GPUs that is allowed on the type's kind of GPU, 0: none; a kind on which
-    a model does not fit, or that its jobs may not use, has 0 throughout. Empty, [0, 0]: every type may have all sizes.
-    batches: [T, P] batch size in every epoch, as a schedule sets it; NaN for types without one. None: none has one.
-    written: [T] how many times each type was written, where types are those of jobs that learn; None: nothing changes.
+    known_remaining, known_speed: [T, P + 1] and [T, K + 1] float64: remaining work at the start of an epoch and work
+    per second by GPUs, in the unit that an operator of these profiles would know (for the Pollux workloads:
+    iterations). Default: epochs and `rates` are known.
+    own, batch_size, servers: [T] int64. Type t is a *variant* of type own[t], the type with which the job was
+    submitted. A variant applies while a scheduler has chosen its batch size, in samples (0: chosen by the job), or its
+    number of parameter servers (0: the model has none), and on GPU type kind[t]. A job's default variant has the lowest
+    number. Default: every type has one variant, itself.
+    kinds: names of the GPU types. kind: [T] int64, index into `kinds`; 0 for a type with own[t] = t. node_gpus: [T]
+    int64, GPUs of the largest node of that GPU type. With one GPU type both are derived, and nodes may have any size.
+    most_servers: [T] int64, largest number of parameter servers of a job. Default: `servers`.
+    score_rates: [R, P] float64, rates that policies see instead of `rates`, so they allocate GPUs by the metric by
+    which jobs choose their batch size. A job's own score with one GPU on one node counts as its rate there. Default:
+    `rates`.
+    sizes_seen, speed_sigma: [T] numbers of GPUs at which steps were measured, and [T, SPANS, K + 1] standard deviation
+    of the logarithm of the speed, on one node and on several. Default: speeds are exact, or their errors are unknown.
+    fit: [T, K + 1] int64, largest size up to k GPUs that is allowed on the type's GPU type, or 0; all zeros if the
+    model does not fit on the GPU type or its jobs may not use it. Default: every type may have all sizes ([0, 0]).
+    batches: [T, P] batch size in every epoch set by a schedule; NaN for types without one. Default: no schedules.
+    written: [T] how many times each type was written, in tables of jobs that learn. Default: tables never change.
     """
 
     types: tuple[JobType, ...]
@@ -144,7 +144,7 @@ class SpeedTables:
 
     @property
     def fit_anywhere(self) -> IntArray:
-        """[T, K + 1] as `fit`, on the kind of GPU that allows most; empty likewise."""
+        """[T, K + 1] `fit` on the GPU type that allows most; empty if `fit` is."""
         if not self.fit.size or len(self.kinds) == 1:
             return self.fit
         most = np.zeros_like(self.fit)
@@ -153,7 +153,7 @@ class SpeedTables:
         return most
 
     def within(self, kind_gpus: Mapping[str, int]) -> SpeedTables:
-        """These tables, without allowed sizes that are larger than the GPUs of their kind in the cluster."""
+        """Return these tables without allowed sizes that exceed the GPUs of their type in the cluster."""
         if not self.fit.size:
             return self
         most, every = np.array([kind_gpus[kind] for kind in self.kinds])[self.kind], np.arange(self.max_gpus + 1)
@@ -162,7 +162,9 @@ class SpeedTables:
         return replace(self, fit=np.take_along_axis(self.fit, sizes, axis=1))
 
     def take_over(self, other: SpeedTables, types: IntArray) -> None:
-        """Copy `types` [n] and their variants of tables that these are a copy of, where they were written since."""
+        """Update `types` [n] and their variants from the tables of which these are a copy, if they were written
+        since.
+        """
         if self.written is None or other.written is None:
             return
         all_types = self.variants[types]
@@ -204,25 +206,25 @@ class SpeedTables:
 
     @cached_property
     def batch_choices(self) -> IntArray:
-        """[T, V] variants of each type with the same servers and kind of GPU: the job's own batch size first, then
-        those that a scheduler may choose, by size; padded with NO_TYPE."""
+        """[T, V] variants of each type with the same servers and GPU type: the job's own batch size first, then a
+        scheduler's choices by size; padded with NO_TYPE."""
         return self._choices(self.batch_size, self.servers, self.kind)
 
     def unit(self, number: int) -> int:
-        """GPUs that all allowed sizes of a type are multiples of; 0 where any number is allowed."""
+        """Greatest common divisor of the allowed sizes of a type, in GPUs; 0 where any number is allowed."""
         if not self.fit.size or np.array_equal(self.fit[number], np.arange(self.max_gpus + 1)):
             return 0
         return int(np.gcd.reduce(self.fit[number]))
 
     @cached_property
     def by_kind(self) -> IntArray:
-        """[T, G] variant of each type on GPUs of each kind, with the same batch size and servers."""
+        """[T, G] variant of each type on each GPU type, with the same batch size and servers."""
         if len(self.kinds) == 1:
             return np.arange(len(self.types))[:, None]
         return self._choices(self.kind, self.batch_size, self.servers)
 
     def _choices(self, by: IntArray, *kept: IntArray) -> IntArray:
-        """[T, V] variants of the same job that are alike in `kept` [T] each, in order of `by` [T]."""
+        """[T, V] variants of the same job with equal values in `kept` [T] each, in order of `by` [T]."""
         groups: dict[tuple[int, ...], list[int]] = {}
         keys = [*zip(self.own.tolist(), *(column.tolist() for column in kept), strict=True)]
         for kind in np.argsort(by, kind="stable").tolist():
@@ -233,9 +235,9 @@ class SpeedTables:
         return choices
 
     def types_at(self, types: IntArray, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
-        """[n] variants of `types` [n] when a scheduler chooses their batch_size [n]; 0: the job's own choice.
+        """[n] variants of `types` [n] when a scheduler chooses their batch_size [n]; 0 is the job's own choice.
 
-        servers: [n] parameter servers that the scheduler chooses; 0, or None for all: the job's own number.
+        servers: [n] parameter servers that the scheduler chooses; 0 is the job's default number. Default: 0 for all.
         NO_TYPE if there is no such variant.
         """
         own = self.own[types]
@@ -247,11 +249,13 @@ class SpeedTables:
         return np.where(fits.any(axis=1), found, NO_TYPE)
 
     def types_on(self, types: IntArray, kind: IntArray) -> IntArray:
-        """[n] variants of `types` [n] on GPUs of the kinds numbered kind [n]; negative: the types as they are."""
+        """[n] variants of `types` [n] on GPU types number kind [n]; unchanged for negative numbers."""
         return np.where(kind < 0, types, self.by_kind[types, np.maximum(kind, 0)])
 
     def on_kinds(self, types: IntArray, kinds: Sequence[str]) -> IntArray:
-        """[n, G] variants of `types` [n] on GPUs of `kinds`, by name; the types themselves where one kind is known."""
+        """[n, G] variants of `types` [n] on the named GPU types; the types themselves if the tables have one GPU
+        type.
+        """
         if len(self.kinds) == 1:
             return np.repeat(types[:, None], len(kinds), axis=1)
         return np.ascontiguousarray(self.by_kind[types][:, [self.kinds.index(gpu) for gpu in kinds]])
@@ -263,28 +267,30 @@ class SpeedTables:
 
     @cached_property
     def variants(self) -> IntArray:
-        """[T, V] all variants of each type in order of their numbers, its own first; padded with NO_TYPE."""
+        """[T, V] all variants of each type in order of their numbers, the default first; padded with NO_TYPE."""
         return self._choices(np.arange(len(self.own)))
 
     @cached_property
     def pooled(self) -> IntArray:
-        """[T] `own` of types that may use all GPUs: what jobs of a model show does not depend on where they may run."""
+        """[T] `own` of the same type without a restriction of GPU types: measurements of a model are shared across
+        restrictions.
+        """
         first: dict[JobType, int] = {}
         return np.array([first.setdefault(self.types[own]._replace(gpu_types=()), own) for own in self.own.tolist()])
 
     @property
     def shown_remaining(self) -> FloatArray:
-        """`known_remaining` for compiled code: empty if it is None."""
+        """`known_remaining` for compiled code, empty if it is None."""
         return _UNKNOWN if self.known_remaining is None else self.known_remaining
 
     @property
     def shown_speed(self) -> FloatArray:
-        """`known_speed` for compiled code: empty if it is None."""
+        """`known_speed` for compiled code, empty if it is None."""
         return _UNKNOWN if self.known_speed is None else self.known_speed
 
     @cached_property
     def accuracy_ahead(self) -> FloatArray:
-        """[T, P] how steeply accuracy rises from each epoch on, see `rlpto.performance.accuracy`."""
+        """[T, P] steepest rise of accuracy from each epoch on, by `rlpto.performance.accuracy.accuracy_ahead`."""
         return accuracy_ahead(self.accuracy, self.epochs, self.shown_remaining)
 
     @property
@@ -301,8 +307,8 @@ class SpeedTables:
         return np.asarray(start + (at - low) * (end - start))
 
     def packed_rows(self, gpus_per_node: int) -> IntArray:
-        """[T, K + 1] rows of k GPUs placed as `packed_groups`, measured for exactly that placement or else by size. If
-        a type's kind of GPU has smaller nodes, their size applies. Computed once for each node size."""
+        """[T, K + 1] rows of k GPUs placed as in `packed_groups`, measured for exactly that placement, else by size. If
+        the nodes of a type's GPU type are smaller, their size applies. Computed once for each node size."""
         if gpus_per_node not in self._packed:
             size = np.minimum(gpus_per_node, self.node_gpus)[:, None]
             gpus = np.arange(self.max_gpus + 1)
@@ -314,7 +320,7 @@ class SpeedTables:
         return self._packed[gpus_per_node]
 
     def _take_exact_rows(self, rows: IntArray, types: IntArray, gpus_per_node: int) -> None:
-        """Put the rows measured for packed placements on nodes of `gpus_per_node` into rows [T, K + 1] of `types`."""
+        """Copy the rows measured for packed placements on nodes of `gpus_per_node` into rows [T, K + 1] of `types`."""
         if gpus_per_node >= PLACEMENT_BASE:
             return
         for k in range(1, min(self.max_gpus, MAX_EXACT_GROUPS * gpus_per_node) + 1):
@@ -338,7 +344,9 @@ class SpeedTables:
         return self._best[kind]
 
     def with_rescale_delay(self, seconds: float | None) -> SpeedTables:
-        """The same tables with one rescale delay for every type, cached by delay; None: each type's own delay."""
+        """Return the same tables with one rescale delay for every type, cached by delay. If None, each type keeps its
+        own.
+        """
         if seconds is None:
             return self
         if seconds not in self._delayed:
@@ -346,7 +354,7 @@ class SpeedTables:
         return self._delayed[seconds]
 
     def type_index(self, job_type: JobType) -> int:
-        """Position of a type on the first axis; ValueError if the tables do not hold it."""
+        """Return the position of a type on the first axis. Raises ValueError if the tables do not contain it."""
         return self.types.index(job_type)
 
 
@@ -359,7 +367,7 @@ def elapsed_from_rates(rates: FloatArray) -> FloatArray:
 
 
 PLACEMENT_BASE = 10
-"""A placement code is written as in the measurements: one decimal digit of GPUs per node."""
+"""Base of placement codes: one decimal digit of GPUs per node, the format of the measurements."""
 MAX_EXACT_GROUPS = 16
 """Longest placement that has an exact code; longer ones always use the (nodes, GPUs) row."""
 TYPE_STRIDE = 10**16
@@ -375,11 +383,11 @@ def placement_key(type_index: int, groups: tuple[int, ...]) -> int:
 
 
 def smallest_rotation(groups: tuple[int, ...]) -> tuple[int, ...]:
-    """The rotation of a placement (GPUs per node, in order) that represents all its rotations."""
+    """Return the rotation of a placement (GPUs per node, in order) that represents all its rotations."""
     return min(groups[i:] + groups[:i] for i in range(len(groups)))
 
 
 def packed_groups(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
-    """GPUs per node on as few nodes as possible: full ones, then one with the rest."""
+    """Return the GPUs per node on as few nodes as possible: full nodes, then one with the rest."""
     full, rest = divmod(gpus, gpus_per_node)
     return (gpus_per_node,) * full + ((rest,) if rest else ())
