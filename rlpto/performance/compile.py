@@ -1,4 +1,4 @@
-"""From profiles to speed tables."""
+"""Compile profiles to speed tables."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 def load_profiles(folder: str | Path | None) -> FittedProfiles | MeasuredProfiles:
-    """The source of profiles at a path.
+    """Load the source of profiles at a path.
 
-    None: the built-in profiles. A path called `llm` where there is none: those of large models. A file, or a folder
-    with `*.yaml`: the fitted profiles there. A folder whose sub-folders hold a `placements.csv`, or a
-    `placements-KIND.csv` for each kind of GPU: those measurements, interpolated. Raises ProfileError for anything else,
-    or if a profile is broken.
+    Without a path: the built-in profiles. A missing path named `llm`: the shipped large models. A file, or a folder
+    with `*.yaml`: its fitted profiles. A folder whose sub-folders contain a `placements.csv`, or a
+    `placements-KIND.csv` for each GPU type: interpolated measurements. Raises ProfileError for anything else, or if a
+    profile is broken.
     """
     if folder is None:
         return FittedProfiles(builtin_profiles())
@@ -71,15 +71,15 @@ def compile_tables(
     choose_servers: bool = False,
     kinds: Mapping[str, int] | None = None,
 ) -> SpeedTables:
-    """Speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
+    """Compile speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
 
-    choose_batches: add variants for the batch sizes that a scheduler may choose, see `chosen_batch_sizes`.
+    choose_batches: add variants for the batch sizes that a scheduler may choose, by `chosen_batch_sizes`.
     choose_servers: add variants for all numbers of parameter servers that each type may have.
-    kinds: kinds of GPU in the cluster with the GPUs of the largest node of each; every type then has a variant for each
-    kind. None: one kind, on nodes of `gpus_per_node`. Types that name none of them may use all.
+    kinds: GPU types in the cluster with the GPUs of the largest node of each; every job type then has a variant for
+    each GPU type. Default: one GPU type, on nodes of `gpus_per_node`. Job types that name none of them may use all.
 
     Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are set only if every type has them.
-    Raises ProfileError if a model is unknown, has no speeds on a kind, or a batch size cannot be run.
+    Raises ProfileError if a model is unknown, has no speeds on a GPU type, or a batch size cannot be run.
     """
     if not types:
         raise ProfileError("no job types to compile speed tables for")
@@ -141,8 +141,8 @@ def compile_tables(
 def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:
     """Batch sizes [samples] that a scheduler may choose for jobs of a type, in ascending order.
 
-    Those of `BatchLimits.choices` that can be split over GPUs, without the type's own. Raises ProfileError if the model
-    is unknown.
+    These are `BatchLimits.choices` that can be split over GPUs, without the type's own batch size. Raises ProfileError
+    if the model is unknown.
     """
     limits = profiles.facts(job_type.model).batch
     usable = limits.with_chosen()
@@ -150,9 +150,10 @@ def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:
 
 
 def _shown_elsewhere(parts: Sequence[TypeTables], i: int, on_each: int) -> TypeTables:
-    """Part i; of a type that does not fit on its kind of GPU, with speeds of the first kind on which it does.
+    """Return part i. If the model does not fit on its GPU type, use the speeds of the first type on which it fits.
 
-    A job that waits is seen as of the first kind, and policies that ignore kinds need its speed. on_each: parts a kind.
+    A waiting job counts as on the first GPU type, and policies that ignore types need its speed. on_each: parts per
+    type.
     """
     part = parts[i]
     if part.fit is None or part.fit.any():
@@ -175,7 +176,7 @@ def _batches(parts: Sequence[TypeTables], epochs: int) -> FloatArray | None:
 
 
 def _held(array: FloatArray, length: int) -> FloatArray:
-    """The array with its last entry along the last axis repeated up to `length`."""
+    """Repeat the last entry along the last axis up to `length`."""
     return array[..., np.minimum(np.arange(length), array.shape[-1] - 1)]
 
 
@@ -194,7 +195,7 @@ def _rows(
 def _score_rates(
     types: Sequence[JobType], parts: Sequence[TypeTables], offsets: IntArray, own: IntArray, rates: FloatArray
 ) -> FloatArray | None:
-    """[R, P] `SpeedTables.score_rates`. own: [T] as there.
+    """[R, P] `SpeedTables.score_rates`. own: [T] `SpeedTables.own`.
 
     A job with its own fixed batch has no choice to score, so its score is its true rate.
     """
@@ -214,7 +215,7 @@ def _score_rates(
 def _exact(
     parts: Sequence[TypeTables], offsets: IntArray
 ) -> tuple[IntArray, np.ndarray[tuple[int], np.dtype[np.int32]]]:
-    """Sorted keys of exact placements and their rows."""
+    """Return the sorted keys of exact placements and their rows."""
     pairs = sorted(
         (placement_key(i, placement), int(offsets[i]) + row)
         for i, part in enumerate(parts)

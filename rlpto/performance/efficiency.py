@@ -1,7 +1,7 @@
-"""Gradient noise, statistical efficiency, and the batch sizes that jobs choose from and choose.
+"""Gradient noise, statistical efficiency, and the batch sizes that jobs may choose and do choose.
 
-Formulas: McCandlish et al. 2018 for the noise scale; Pollux (Qiao et al., OSDI 2021, sections 3.1 and
-3.3) for efficiency, accumulation and the choice of the batch size that maximises goodput, or another score of
+Formulas: McCandlish et al. 2018 for the noise scale; Pollux (Qiao et al., OSDI 2021, sections 3.1 and 3.3) for
+efficiency, accumulation and the choice of the batch size that maximises goodput, or another score of
 `rlpto.performance.metrics`.
 """
 
@@ -21,7 +21,7 @@ from rlpto.performance.throughput import ThroughputLaw
 CANDIDATES = 50
 """Batch sizes that an adaptive job compares for each number of GPUs."""
 LARGEST_BATCH = 10**9
-"""Samples; larger numbers would overflow 64 bits."""
+"""Largest batch size in samples; larger numbers would overflow 64 bits."""
 MAX_KNOTS = 10
 """Largest number of knots of a fitted noise curve."""
 _ROUNDING = 1e-8
@@ -53,7 +53,7 @@ class NoiseCurve:
 
 
 def fit_noise(grad_sqr: FloatArray, grad_var: FloatArray, base_batch: int) -> tuple[NoiseCurve, float]:
-    """Curve through the median over runs, and the root mean square of its log error over all runs.
+    """Fit a curve through the median over runs; return it and the root mean square of its log error over all runs.
 
     grad_sqr, grad_var: [runs, epochs]. Estimates that are not positive carry no information and are left out. Knots are
     added one at a time where they help most. Raises ProfileError if an epoch has no usable estimate.
@@ -82,7 +82,7 @@ def efficiency(noise_scale: ArrayLike, batch: ArrayLike, base: float) -> FloatAr
 
 
 def gained(sqr: FloatArray, var: FloatArray, scale: FloatArray) -> FloatArray:
-    """Progress of a step of `scale` base batches, in steps of one: (var + sqr) / (var / scale + sqr)."""
+    """Progress of a step of `scale` base batches, in steps of one base batch: (var + sqr) / (var / scale + sqr)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         gain = (var + sqr) / (var / scale + sqr)
     return np.asarray(np.where(np.isfinite(gain) & (gain > 0), gain, scale))
@@ -94,7 +94,7 @@ class BatchLimits:
 
     base: total batch size at which efficiency is 1. largest: largest total batch size.
     min_local, max_local: samples one GPU computes at once.
-    largest_chosen: largest total batch size that a scheduler may choose; 0: it may not choose; None: `largest`.
+    largest_chosen: largest total batch size that a scheduler may choose; with 0 it may not choose. Default: `largest`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -117,10 +117,10 @@ class BatchLimits:
 
 
 class BatchSplit(NamedTuple):
-    """How a total batch is spread over GPUs and time; int64 arrays of one shape.
+    """Division of a total batch over GPUs and time; int64 arrays of one shape.
 
-    gpus: replicas. local: samples one GPU computes at once (the atomic batch). accumulation: how many
-    such computations precede the synchronised one.
+    gpus: replicas. local: samples one GPU computes at once (the atomic batch). accumulation: number of such
+    computations before the synchronised one.
     """
 
     gpus: IntArray
@@ -140,8 +140,8 @@ def split_batch(
 
     Each GPU gets its share rounded up, in as many equal computations as max_local requires; the total is capped at the
     largest batch. One GPU alone computes at least twice when the batch exceeds the base (two gradients are needed to
-    see their noise), or always with `accumulate_alone`, provided that halves are not below min_local.
-    The local batch may come out below min_local: see `feasible`.
+    see their noise), or always with `accumulate_alone`, provided that halves are not below min_local. The local batch
+    may come out below min_local, which `feasible` detects.
     """
     batch, gpus = np.broadcast_arrays(np.asarray(batch, dtype=np.int64), np.asarray(gpus, dtype=np.int64))
     share = _ceil_div(batch, gpus)
@@ -159,9 +159,9 @@ def feasible(split: BatchSplit, limits: BatchLimits) -> BoolArray:
 
 
 def useful_gpus(batch: int | None, max_gpus: int, limits: BatchLimits) -> int:
-    """Largest number of GPUs, up to `max_gpus`, over which the batch (None: the largest) can be spread.
+    """Largest number of GPUs, up to `max_gpus`, over which the batch (if None, the largest batch) can be spread.
 
-    0 if the batch is smaller than the least that one GPU computes.
+    0 if the batch is smaller than the smallest local batch of one GPU.
     """
     gpus = np.arange(1, max_gpus + 1)
     total = limits.largest if batch is None else batch
@@ -170,8 +170,8 @@ def useful_gpus(batch: int | None, max_gpus: int, limits: BatchLimits) -> int:
 
 
 def splits(batch: int | None, gpus: IntArray, limits: BatchLimits) -> BatchSplit:
-    """[K, C] ways to split a fixed batch over `gpus` [K], C = 1, or the CANDIDATES of a job that adapts its batch.
-    These are geometric from the base batch (or the least that the GPUs compute) to the largest."""
+    """[K, C] ways to split a batch over `gpus` [K]: C = 1 for a fixed batch, else the CANDIDATES of a job that adapts
+    it, geometric from the base batch (or the least that the GPUs compute) to the largest."""
     if batch is not None:
         return split_batch(np.array([[batch]]), gpus[:, None], limits)
     start = np.minimum(np.maximum(limits.base, gpus * limits.min_local), limits.largest)
@@ -200,10 +200,10 @@ def choose_batch(
     batch: int | None,
     exponent: float = 1.0,
 ) -> Choice:
-    """[spans, max_gpus, epochs] rates of a job on k GPUs with a total batch; None: the batch with the largest score.
+    """[spans, max_gpus, epochs] rates of a job on k GPUs, with a total batch or else the batch with the largest score.
 
-    noise_scale: [epochs] in samples. exponent: of the efficiency in the score, see `metrics.JobMetric`. Entry
-    [s, k - 1] is for k GPUs on s + 1 nodes; NaN if the batch cannot be spread over k GPUs.
+    noise_scale: [epochs] in samples. exponent: exponent of the efficiency in the score (`metrics.JobMetric`). Entry [s,
+    k - 1] is for k GPUs on s + 1 nodes; NaN if the batch cannot be spread over k GPUs.
     """
     split = splits(batch, np.arange(1, max_gpus + 1), limits)
     nodes = np.arange(1, spans + 1)[:, None, None]
@@ -227,8 +227,8 @@ def choose_batch(
 class BatchCandidates(NamedTuple):
     """Batches to choose from with `gpus` GPUs, by ascending size; arrays [C].
 
-    local, accumulation: as in `BatchSplit`, as the job compares them. usable: within the limits of the model.
-    taken: the local batch it then computes, cut so that the total stays within the largest batch.
+    local, accumulation: the split (`BatchSplit`) that the job compares. usable: within the limits of the model. taken:
+    the local batch it then computes, cut to keep the total within the largest batch.
     """
 
     gpus: int
@@ -239,18 +239,18 @@ class BatchCandidates(NamedTuple):
 
     @property
     def weighed(self) -> IntArray:
-        """[C] samples of a step, as the job compares it."""
+        """[C] samples of a step that the job compares."""
         return self.gpus * self.local * (self.accumulation + 1)
 
     @property
     def total(self) -> IntArray:
-        """[C] samples of a step, as the job runs it."""
+        """[C] samples of a step that the job runs."""
         return self.gpus * self.taken * (self.accumulation + 1)
 
 
 def batch_candidates(batch: int | None, gpus: int, limits: BatchLimits) -> BatchCandidates:
-    """The choices of a job that chooses its own batch (None), or of one with a fixed batch. Totals are geometric from
-    the least that `gpus` GPUs compute to the largest batch."""
+    """Return the choices of a job that adapts its batch, or the one fixed batch. Totals are geometric from the least
+    that `gpus` GPUs compute to the largest batch."""
     if batch is not None:
         split = split_batch(np.array([batch]), np.array([gpus]), limits)
         return BatchCandidates(gpus, split.local, split.accumulation, np.ones(1, dtype=np.bool_), split.local)

@@ -36,7 +36,7 @@ def fit_folder(folder: Path, out: Path) -> list[Path]:
     """Fit every application measured in a sub-folder of `folder`; write `out`/<application>.yaml.
 
     The same measurements always give the same files. Nothing is written unless every fit succeeds. Returns the files
-    written, sorted. Raises ProfileError if the folder holds no measurements or one of its files is broken.
+    written, sorted. Raises ProfileError if the folder contains no measurements or one of its files is broken.
     """
     applications = sorted(path.parent for path in folder.glob("*/placements.csv")) if folder_there(folder) else []
     if not applications:
@@ -80,5 +80,5 @@ def fit_profile(measured: Measurements) -> Profile:
 
 
 def _digits(value: float, count: int) -> float:
-    """The value to `count` significant digits."""
+    """Round the value to `count` significant digits."""
     return float(f"{value:.{count}g}")

@@ -1,4 +1,4 @@
-"""Speed tables from fitted profiles."""
+"""Compile speed tables from fitted profiles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlpto.performance.size_table import SizeTable
 from rlpto.performance.tables import ONE_KIND, JobType
 
 SPANS = 2
-"""The throughput model distinguishes one node and several."""
+"""Numbers of nodes that the throughput model distinguishes: one, and several."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class FittedProfiles:
         return tuple(sorted(self.profiles))
 
     def profile(self, model: str) -> Profile:
-        """The profile of a model. Raises ProfileError if it is unknown."""
+        """Return the profile of a model. Raises ProfileError if it is unknown."""
         if model not in self.profiles:
             raise unknown_model(model, self.models)
         return self.profiles[model]
 
     def facts(self, model: str) -> ModelLimits:
-        """Size and limits of a model. Raises ProfileError if it is unknown."""
+        """Return the size and limits of a model. Raises ProfileError if it is unknown."""
         profile = self.profile(model)
         law = profile.throughput
         servers = (law.servers, law.most_servers) if isinstance(law, ServerParams) else (self.served.get(model, 0),) * 2
         return ModelLimits(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
-        """Compile one job type on GPUs of a kind; `choices_by_size` defines the rates. Raises ProfileError if the model
-        is unknown, has no speeds on that kind, or the type's batch size is outside its limits."""
+        """Compile one job type on one GPU type; `choices_by_size` defines the rates. Raises ProfileError if the model
+        is unknown, has no speeds on that GPU type, or the job type's batch size is outside its limits."""
         profile = self.profile(job_type.model).on(gpu)
         if job_type.servers is not None and isinstance(profile.throughput, ServerParams):
             profile = replace(profile, throughput=replace(profile.throughput, servers=job_type.servers))
@@ -64,11 +64,11 @@ class FittedProfiles:
         rates, score = ((part / profile.samples).reshape(SPANS * max_gpus, -1) for part in found[:2])
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
         row[1, 0] = row[0, 0]  # one GPU never spans two nodes
-        row[0, gpus_per_node:] = row[1, gpus_per_node:]  # nor do many fit on one
+        row[0, gpus_per_node:] = row[1, gpus_per_node:]  # and more GPUs than gpus_per_node never fit on one
         fit = None
         if isinstance(profile.throughput, SizeTable):
             fit = profile.throughput.fit(max_gpus) if self.profile(job_type.model).fits(gpu) else np.zeros_like(held)
-            # GPUs beyond an allowed size idle, so that policies see no gain in them; none are given, see `Queue.admit`.
+            # GPUs beyond an allowed size idle, so policies see no gain in them; `Queue.admit` allocates none.
             row = row[:, np.maximum(np.where(fit > 0, fit, held)[1:], 1) - 1]
         return TypeTables(
             facts=self.facts(job_type.model),
@@ -81,7 +81,7 @@ class FittedProfiles:
         )
 
     def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
-        """See `BatchPerformanceSource`."""
+        """Implement `BatchPerformanceSource`."""
         profile = self.profile(job_type.model).on(gpu)
         batches = batch_candidates(job_type.batch_size, sum(placement), profile.batch.with_chosen())
         size = (len(placement), batches.gpus, batches.taken)
@@ -96,21 +96,21 @@ class FittedProfiles:
         return BatchPerformance(batches, step, np.maximum(step - computing, 0.0), sqr, var, rates)
 
     def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
-        """See `BatchPerformanceSource`."""
+        """Implement `BatchPerformanceSource`."""
         return self.profile(model).on(gpu).batch.with_chosen()
 
     def one_gpu_throughput(self, model: str, gpu: str) -> float:
-        """See `BatchPerformanceSource`."""
+        """Implement `BatchPerformanceSource`."""
         profile = self.profile(model).on(gpu)
         return float(profile.batch.max_local / profile.throughput.step_time(1, 1, profile.batch.max_local))
 
     def epoch_samples(self, model: str) -> FloatArray:
-        """See `BatchPerformanceSource`."""
+        """Implement `BatchPerformanceSource`."""
         return np.full(self.profile(model).epochs, self.profile(model).samples)
 
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
-        """The same profiles with bounds, by model, on the batch sizes that a scheduler may choose; 0: it may not
-        choose."""
+        """Return the same profiles with bounds, by model, on the batch sizes that a scheduler may choose; with bound 0
+        it may not choose."""
         chosen = dict(self.profiles)
         for name, most in largest.items():
             profile = self.profile(name)
@@ -119,8 +119,8 @@ class FittedProfiles:
 
 
 def choices_by_size(profile: Profile, job_type: JobType, max_gpus: int) -> Choice:
-    """[2, max_gpus, epochs] rates of a job of a type on k + 1 GPUs, on one node and on several. GPUs beyond those that
-    the batch can be spread over idle. Raises ProfileError if the batch size is outside the profile's limits."""
+    """[2, max_gpus, epochs] rates of a job of a type on k + 1 GPUs, on one node and on several. GPUs idle if the batch
+    cannot be spread over them. Raises ProfileError if the batch size is outside the profile's limits."""
     batch_size = job_type.batch_size
     limits = profile.batch if batch_size is None else profile.batch.with_chosen()
     most = most_gpus(job_type, limits, max_gpus)
@@ -132,7 +132,7 @@ def choices_by_size(profile: Profile, job_type: JobType, max_gpus: int) -> Choic
 
 
 def hold_sizes(by_size: FloatArray) -> FloatArray:
-    """Fill NaN along axis 1 (GPUs) with the entry of the next smaller size, else the next larger."""
+    """Fill NaN along axis 1 (GPUs) with the entry of the next smaller size, else of the next larger."""
     usable = np.isfinite(by_size).reshape(*by_size.shape[:2], -1).all(axis=2)
     sizes = np.arange(by_size.shape[1])
     smaller = np.maximum.accumulate(np.where(usable, sizes, -1), axis=1)

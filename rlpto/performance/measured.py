@@ -1,8 +1,7 @@
 """Speed tables from interpolated measurements, without any model of throughput.
 
-The rules are those of the simulator in the Pollux artifact (OSDI 2021), so that its results can be reproduced exactly.
-For a size that was never measured that simulator stops with an error; here the nearest measured size is used instead,
-see `MeasuredModel.size_steps`.
+The rules are those of the simulator in the Pollux artifact (OSDI 2021), to reproduce its results exactly. For a size
+that was never measured that simulator stops with an error; `MeasuredModel.size_steps` uses the nearest measured size.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from rlpto.performance.profiles import (
 from rlpto.performance.tables import ONE_KIND, JobType, packed_groups, smallest_rotation
 
 MAX_SPANS = 16
-"""Largest measured number of nodes; more nodes count as this many."""
+"""Largest measured number of nodes, which also stands for more nodes."""
 
 
 class StepTimes(NamedTuple):
@@ -52,7 +51,7 @@ class StepTimes(NamedTuple):
     sync: FloatArray
 
     def with_accumulation(self, accumulation: IntArray) -> FloatArray:
-        """Seconds of a step that computes `accumulation` times more, unsynchronised."""
+        """Seconds of a step with `accumulation` more computations, unsynchronised."""
         return self.step + (self.step - self.sync) * accumulation
 
 
@@ -89,14 +88,14 @@ class MeasuredModel:
     ) -> StepTimes:
         """Step times by size alone, linear between the measured (nodes, GPUs, local batch); shapes broadcast.
 
-        Nodes count as at most 16. A size outside the convex hull of what was measured takes the times of the nearest
+        Nodes count as at most 16. A size outside the convex hull of the measured sizes takes the times of the nearest
         one inside: first GPUs per node are limited to the measured maximum (4 a node), with the same local batch; a
         size still outside takes the nearest measured point, every axis scaled to its range.
 
-        one_by_one: look up every size in a separate call, as the reference does. The measured sizes form a grid, so
-        their triangulation has flat simplices, and for a size inside one the search decides which diagonal counts (up
-        to 13 % seen). Within a call each search starts where the previous one ended, so separate calls can give other
-        results, and they are slow for many sizes.
+        one_by_one: look up every size in a separate call, like the reference. The measured sizes form a grid, so their
+        triangulation has flat simplices, and for a size inside one the search decides which diagonal counts (up to 13 %
+        seen). Within a call each search starts where the previous one ended, so separate calls can give other results,
+        and they are slow for many sizes.
         """
         nodes, gpus, local_batch = np.broadcast_arrays(np.minimum(nodes, MAX_SPANS), gpus, local_batch)
         asked = np.column_stack([nodes.ravel(), gpus.ravel(), local_batch.ravel()]).astype(np.float64)
@@ -134,14 +133,14 @@ class MeasuredModel:
         return self._between(runs["grad_sqr"], batch), self._between(runs["grad_var"], batch)
 
     def remaining(self, batch: int) -> FloatArray:
-        """[epochs + 1] iterations left at the start of each epoch, the input of Pollux's Optimus; 1 at the end."""
+        """[epochs + 1] remaining iterations at the start of each epoch, the input of Pollux's Optimus; 1 at the end."""
         iterations = self._between(self.measured.runs["iteration"], np.array([batch]))[0]
         remaining = np.ones(self.epochs + 1)
         remaining[: self.epochs - 1] = iterations[-1] - iterations[:-1]
         return remaining
 
     def accuracy(self, batch: int | None) -> FloatArray:
-        """[epochs + 1] accuracy by epoch, never falling: for that batch size, or the mean over all."""
+        """[epochs + 1] accuracy by epoch, never falling: at that batch size, or the mean over all."""
         metrics = self.measured.runs["metric"]
         metric = metric_of(self.measured.name, metrics)
         by_run = to_accuracy(metric, metrics)
@@ -159,10 +158,10 @@ class MeasuredModel:
 
 
 class MeasuredProfiles:
-    """Interpolated measurements of a folder with one sub-folder an application.
+    """Interpolated measurements of a folder with one sub-folder per application.
 
-    largest_chosen: see `BatchLimits`, by model. An application with `placements.csv` was measured on one kind of GPU,
-    and every kind counts as that; one with `placements-KIND.csv` on each of those kinds.
+    largest_chosen: `BatchLimits.largest_chosen` by model. Files `placements-KIND.csv` hold measurements on each named
+    GPU type; a plain `placements.csv` was measured on one type, which stands for every type.
     """
 
     def __init__(self, folder: str | Path, largest_chosen: Mapping[str, int] | None = None) -> None:
@@ -176,14 +175,14 @@ class MeasuredProfiles:
         return tuple(sorted({path.parent.name for path in self.folder.glob("*/placements*.csv")}))
 
     def kinds(self, name: str) -> tuple[str, ...]:
-        """Kinds of GPU that an application was measured on, sorted; empty if it was measured on one unnamed kind."""
+        """GPU types on which an application was measured, sorted; empty if it was measured on one unnamed type."""
         if name not in self.models:
             raise unknown_model(name, self.models)
         return measured_kinds(self.folder / name)
 
     def model(self, name: str, gpu: str = ONE_KIND) -> MeasuredModel:
-        """One application on one kind of GPU, read when first asked for. Raises ProfileError if it is unknown, broken,
-        or was measured on other kinds."""
+        """Return one application on one GPU type, read when first used. Raises ProfileError if it is unknown, broken,
+        or was measured on other types."""
         kinds = self.kinds(name)
         if kinds and gpu not in kinds:
             raise unknown_kind(name, gpu, kinds)
@@ -193,8 +192,8 @@ class MeasuredProfiles:
         return self._models[key]
 
     def facts(self, model: str) -> ModelLimits:
-        """Size and limits of a model, the widest over its kinds of GPU; the rescale delay is the built-in profile's,
-        else 30 s."""
+        """Return the size and limits of a model, the widest over its GPU types, with the built-in profile's rescale
+        delay, else 30 s."""
         on_kinds = [self.model(model, gpu) for gpu in self.kinds(model) or (ONE_KIND,)]
         limits = replace(
             on_kinds[0].limits,
@@ -205,7 +204,9 @@ class MeasuredProfiles:
         return ModelLimits(on_kinds[0].measured.samples, on_kinds[0].epochs, limits, builtin_rescale_delay(model))
 
     def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
-        """See `BatchPerformanceSource`. A batch not measured on exactly that placement has the time of its size."""
+        """Implement `BatchPerformanceSource`. A batch not measured on exactly that placement has the time of its
+        size.
+        """
         model = self.model(job_type.model, gpu)
         batches = batch_candidates(job_type.batch_size, sum(placement), model.limits)
         measured = smallest_rotation(placement)
@@ -226,31 +227,31 @@ class MeasuredProfiles:
         return BatchPerformance(batches, steps.step, steps.sync, sqr, var, rates)
 
     def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
-        """See `BatchPerformanceSource`."""
+        """Implement `BatchPerformanceSource`."""
         return self.model(model, gpu).limits
 
     def one_gpu_throughput(self, model: str, gpu: str) -> float:
-        """See `BatchPerformanceSource`."""
+        """Implement `BatchPerformanceSource`."""
         alone = self.model(model, gpu).measured.placements[(1,)]
         return float(alone.local_batch.max() / alone.step_time.max())
 
     def epoch_samples(self, model: str) -> FloatArray:
-        """See `BatchPerformanceSource`."""
+        """Implement `BatchPerformanceSource`."""
         measured = self.model(model, next(iter(self.kinds(model)), ONE_KIND))  # alike on every kind
         return measured.epoch_progress * measured.limits.base
 
     def choosing(self, largest: Mapping[str, int]) -> MeasuredProfiles:
-        """As `FittedProfiles.choosing`; sizes beyond the measured ones are unknown."""
+        """Like `FittedProfiles.choosing`, but sizes beyond the measured ones are unknown."""
         return MeasuredProfiles(self.folder, largest)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
         """Compile one job type for up to 16 nodes spanned, with a row for every measured placement.
 
-        With more GPUs than the batch can be spread over, the speed is that of the most it can use,
-        packed on few nodes. Impossible sizes (more nodes than GPUs, more GPUs than the nodes hold)
-        share the row of the nearest possible number of nodes.
-        Raises ProfileError if the model is unknown or was not measured on GPUs of the kind `gpu`, or the type's batch
-        size is outside its limits.
+        With more GPUs than the batch can be spread over, the speed is that with the most it can use, packed on few
+        nodes. Impossible sizes (more nodes than GPUs, more GPUs than the nodes hold) share the row of the nearest
+        possible number of nodes.
+        Raises ProfileError if the model is unknown or was not measured on GPUs of type `gpu`, or the type's batch size
+        is outside its limits.
         """
         model = self.model(job_type.model, gpu)
         batch, most = job_type.batch_size, most_gpus(job_type, model.limits, max_gpus)
@@ -287,14 +288,14 @@ def _size_rows(
 
 class Rates(NamedTuple):
     """[N, epochs] epochs per second with the chosen batch, and a multiple of its score: samples per second times a
-    power of their efficiency. -inf: no batch is possible."""
+    power of their efficiency. -inf if no batch is possible."""
 
     rates: FloatArray
     score: FloatArray
 
 
 def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray, exponent: float) -> Rates:
-    """Rates of the best of splits [N, C] that take `seconds` [N, C] a step. exponent: see `metrics.JobMetric`."""
+    """Rates of the best of splits [N, C] that take `seconds` [N, C] a step. exponent: `metrics.JobMetric.exponent`."""
     best, rates = np.full((2, split.total.shape[0], model.epochs), -np.inf)
     usable = feasible(split, model.limits) & np.isfinite(seconds)
     batches, batch = np.unique(split.total, return_inverse=True)
@@ -313,7 +314,7 @@ def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray, ex
 
 
 def _size_rates(model: MeasuredModel, batch: int | None, nodes: IntArray, gpus: IntArray, exponent: float) -> Rates:
-    """Rates by size; a size without a possible split takes those of the nearest."""
+    """Rates by size; a size without a possible split takes the rates of the nearest size."""
     split = splits(batch, gpus, model.limits)
     steps = model.size_steps(nodes[:, None], split.gpus, split.local, one_by_one=batch is not None)
     seconds = steps.with_accumulation(split.accumulation)

@@ -1,11 +1,11 @@
-"""Reader of measured profiles: a folder an application with step times and validation runs as CSV.
+"""Reader of measured profiles: one folder per application with step times and validation runs as CSV.
 
-`placements.csv` (placement, local_bsz, step_time, sync_time): a placement is written as one digit of
-GPUs per node. `scalability.csv` (num_nodes, num_replicas, local_bsz, step_time, sync_time): the same
-by size only. `validation-<batch>.csv` (progress, iteration, metric, grad_sqr, grad_var): one row an
-epoch, trained with that total batch size. The format is that of the Pollux artifact (OSDI 2021). Steps on several kinds
-of GPU are in `placements-KIND.csv` and `scalability-KIND.csv`, as in the artifact of Sia (SOSP 2023); training progress
-by batch size is the same on every kind.
+`placements.csv` (placement, local_bsz, step_time, sync_time): a placement is written as one digit of GPUs per node.
+`scalability.csv` (num_nodes, num_replicas, local_bsz, step_time, sync_time): the same by size only.
+`validation-<batch>.csv` (progress, iteration, metric, grad_sqr, grad_var): one row per epoch, trained with that total
+batch size. The format is that of the Pollux artifact (OSDI 2021). Steps on several GPU types are in
+`placements-KIND.csv` and `scalability-KIND.csv`, like in the artifact of Sia (SOSP 2023); training progress by batch
+size is the same on every type.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from rlpto.performance.tables import ONE_KIND, smallest_rotation
 from rlpto.performance.throughput import StepMeasurements
 
 MAX_LOCAL_BATCH = {("yolov3", ONE_KIND): 8, ("deepspeech2", "rtx"): 57}
-"""Local batch limits, by model and kind of GPU, below the largest measured one: the artifacts' jobs never exceed
-them."""
+"""Local batch limits, by model and GPU type, below the largest measured one: the artifacts' jobs never exceed them."""
 LARGEST_MEASUREMENTS_BYTES = 16 * MIB
 _TIMES = ("local_bsz", "step_time", "sync_time")
 _RUN = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
@@ -41,7 +40,7 @@ class Measurements:
 
     placements: steps by GPUs per node, where the smallest rotation represents all, by ascending local batch.
     steps: means of the placements by (nodes, replicas, local batch), then the scalability rows.
-    batches: [B] total batch sizes of the training runs, ascending. runs: [B, epochs] by column, of the epochs that
+    batches: [B] total batch sizes of the training runs, ascending. runs: [B, epochs] by column, for the epochs that
     every run has. progress: iterations at the base batch size for the same progress; iteration: actual iterations;
     metric: in the application's own unit; grad_sqr, grad_var: squared norm and variance of the gradient.
     """
@@ -70,15 +69,15 @@ class Measurements:
 
 
 def measured_kinds(folder: Path) -> tuple[str, ...]:
-    """Kinds of GPU with measurements in an application's folder, sorted; empty if one unnamed kind was measured."""
+    """GPU types with measurements in an application's folder, sorted; empty if one unnamed type was measured."""
     if file_there(folder / "placements.csv"):
         return ()
     return tuple(sorted(path.stem.partition("-")[2] for path in folder.glob("placements-*.csv")))
 
 
 def read_measurements(folder: Path, gpu: str = ONE_KIND) -> Measurements:
-    """Read the measurements on the kind `gpu` from one application's folder, which is named after the application.
-    Raises ProfileError naming the file, line and column where something is missing or not a number."""
+    """Read the measurements on GPU type `gpu` from one application's folder, which is named after the application.
+    Raises ProfileError naming the file, line and column of a missing or non-numeric entry."""
     suffix = "" if gpu == ONE_KIND else f"-{gpu}"
     path = folder / f"placements{suffix}.csv"
     rows = _read_rows(path, ("placement", *_TIMES))

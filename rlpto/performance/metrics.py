@@ -33,7 +33,7 @@ class UtilityBand:
 
     @property
     def middle(self) -> float:
-        """The utility that an allocator aims at."""
+        """Target utility of an allocator."""
         return (self.min_util + self.max_util) / 2
 
     def holds(self, utility: float) -> bool:
@@ -41,7 +41,8 @@ class UtilityBand:
         return self.min_util <= utility <= self.max_util
 
     def gpus(self, utility: FloatArray) -> IntArray:
-        """[n] GPUs whose utility is closest to the middle and not below min_util; else those with the highest utility.
+        """[n] GPUs whose utility is closest to the middle and not below min_util; else the GPUs with the highest
+        utility.
 
         utility: [n, K] of 1 to K GPUs for n jobs, -inf for a number that is not allowed. This is AdaptDL's rule for the
         size of a cluster (`_desired_nodes`), applied to one job at a time. A number is excluded if a larger one has at
@@ -57,7 +58,7 @@ class UtilityBand:
 
 
 STOCK_BAND = UtilityBand(0.35, 0.65)
-"""AdaptDL's own, unchanged since 2020."""
+"""AdaptDL's default band, unchanged since 2020."""
 EFFICIENCY_BAND = UtilityBand(0.60, 0.90)
 """The band of the efficiency metric: fewer GPUs, each better used."""
 
@@ -66,7 +67,7 @@ EFFICIENCY_BAND = UtilityBand(0.60, 0.90)
 class JobMetric:
     """SCORE = THROUGHPUT x EFF^exponent, in samples per second, with EFF the statistical efficiency.
 
-    exponent: 1 goodput, 0 samples per second alone. band: bounds on a GPU's utility under this metric.
+    exponent: 1 for goodput, 0 for samples per second alone. band: bounds on a GPU's utility under this metric.
     """
 
     exponent: float

@@ -22,8 +22,8 @@ from rlpto.io.arrays import FloatArray, IntArray
 MOST_SERVERS = 1024
 """Largest number of parameter servers in a profile."""
 Form = Literal["async", "sync", "parabola"]
-"""Optimus's form of asynchronous training, that of synchronous training, and Coach's parabola (Sundkvist, Umeå
-University 2021, code DLScheduler)."""
+"""Optimus's forms of asynchronous and of synchronous training, and Coach's parabola (Sundkvist, Umeå University 2021,
+code DLScheduler)."""
 PARAMETERS: Mapping[Form, int] = {"async": 4, "sync": 5, "parabola": 5}
 """Number of parameters of a form: the fewest different configurations that can determine it."""
 
@@ -32,9 +32,9 @@ PARAMETERS: Mapping[Form, int] = {"async": 4, "sync": 5, "parabola": 5}
 class ServerParams:
     """Optimus's law as the `throughput` of a profile, by its parameters; times in seconds.
 
-    a: to compute the gradients of one sample. b: constant per step. c: to move the gradients and weights of one worker
-    through a server's connection. d, e: overhead of each worker and of each server.
-    servers: default number of parameter servers of a job. most_servers: the most that a scheduler may give it.
+    a: time to compute the gradients of one sample. b: constant time per step. c: time to move the gradients and weights
+    of one worker through a server's connection. d, e: overhead of each worker and of each server.
+    servers: default number of parameter servers of a job. most_servers: largest number that a scheduler may give it.
     Raises ValueError if servers exceed most_servers.
     """
 
@@ -56,8 +56,8 @@ class ServerParams:
     def step_time(
         self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
     ) -> FloatArray:
-        """See `rlpto.performance.throughput.ThroughputLaw`; servers have their own nodes, so `nodes` has no effect.
-        Every accumulated computation costs a and b; gradients are exchanged once a step."""
+        """Implement `rlpto.performance.throughput.ThroughputLaw`; servers have their own nodes, so `nodes` has no
+        effect. Every accumulated computation costs a and b; gradients are exchanged once a step."""
         workers = np.asarray(replicas, dtype=np.float64)
         compute = (np.asarray(accumulation) + 1) * (self.a * np.asarray(local_batch, dtype=np.float64) + self.b)
         exchange = self.c * workers / self.servers + self.d * workers + self.e * self.servers
@@ -71,8 +71,8 @@ class SpeedSurface:
     async: w / (a + b w/p + c w + d p). sync: 1 / (a/w + b + c w/p + d w + e p), with a the seconds that one worker
     computes at the step's whole batch. parabola: highest - u (w - best_w)^2 - v (p - best_p)^2, at least 0, with
     parameters (best_w, best_p, u, v, highest).
-    determined: False if the probes it was fitted to do not determine the parameters, such as five parameters on four
-    configurations; it then agrees with them but predicts others poorly.
+    determined: False if the probes behind the fit do not determine the parameters, such as five parameters on four
+    configurations; the surface then agrees with the probes but predicts other configurations poorly.
     """
 
     form: Form
@@ -102,12 +102,12 @@ class Probes:
 
 
 def fit_speed(form: Form, probes: Probes) -> SpeedSurface:
-    """The surface of a form with the best fit to the probes.
+    """Fit a surface of a given form to the probes.
 
     Optimus's forms are linear in their parameters in the time of a step: nonnegative least squares of the relative
     error of that time. If the probes do not determine all parameters, the terms share the time as evenly as the probes
-    allow. The parabola is fitted as in Coach: least squares of the speed, parameters of at least 0, all starting from
-    1; undetermined parameters stay near 1. Deterministic.
+    allow. The parabola is fitted by Coach's method: least squares of the speed, parameters of at least 0, all starting
+    from 1; undetermined parameters stay near 1. Deterministic.
     """
     terms = _terms(form, probes.workers.astype(np.float64), probes.servers.astype(np.float64))
     scaled = terms if form == "parabola" else terms / terms.mean(axis=0)
@@ -126,8 +126,8 @@ def speed_grid(surface: SpeedSurface, max_workers: int, max_servers: int) -> Flo
 
 
 def observed(grid: FloatArray, probes: Probes) -> FloatArray:
-    """A grid like that of `speed_grid` with observed speeds in place of predictions (as in Optimus). A configuration
-    probed several times gets its mean; probes beyond the grid are ignored."""
+    """Replace predictions in a `speed_grid` by observed speeds, like Optimus. A configuration probed several times gets
+    its mean; probes beyond the grid are ignored."""
     inside = (probes.workers < grid.shape[0]) & (probes.servers < grid.shape[1])
     at = (probes.workers[inside], probes.servers[inside])
     count, total = np.zeros(grid.shape), np.zeros(grid.shape)
@@ -139,8 +139,8 @@ def observed(grid: FloatArray, probes: Probes) -> FloatArray:
 def fitted_grid(
     form: Form, seen: Mapping[tuple[int, int], float], max_workers: int, max_servers: int
 ) -> tuple[FloatArray, bool]:
-    """`speed_grid` fitted to the speeds `seen` at (workers, servers), which stand in it as they are; whether they
-    determine the fit."""
+    """Fit a `speed_grid` to the speeds `seen` at (workers, servers), which it contains unchanged; also return whether
+    they determine the fit."""
     workers, servers = np.array(list(seen), dtype=np.int64).T
     probes = Probes(workers, servers, np.array(list(seen.values())))
     fit = fit_speed(form, probes)
@@ -160,8 +160,8 @@ def corner_probes(max_workers: int, max_servers: int, min_workers: int = 1) -> l
 def spread_probes(count: int, max_workers: int, max_servers: int, min_workers: int = 1) -> list[tuple[int, int]]:
     """Up to `count` different (workers, servers): the fewest first, then always the one farthest from all before.
 
-    Distances are Euclidean in the logarithms of both numbers, so that doubling either counts the same; ties go to the
-    first, ordered by workers.
+    Distances are Euclidean in the logarithms of both numbers: doubling either counts the same. Ties go to the first,
+    ordered by workers.
     """
     w, p = np.mgrid[min_workers : max_workers + 1, 1 : max_servers + 1].reshape(2, -1)
     place = np.log(np.stack([w, p], axis=1))
@@ -177,7 +177,9 @@ _OPEN_WEIGHT = 1e-3
 
 
 def _terms(form: Form, w: FloatArray, p: FloatArray) -> FloatArray:
-    """[..., P] what a form is linear in: factors of the parameters in the time of a step; a parabola's powers."""
+    """[..., P] terms in which a form is linear: factors of the parameters in the time of a step, or a parabola's
+    powers.
+    """
     one = np.ones_like(w)
     factors = {
         "async": (one, w / p, w, p),
@@ -202,7 +204,7 @@ def _fit_terms(terms: FloatArray, seconds: FloatArray, determined: bool) -> Floa
 
 
 def _fit_parabola(probes: Probes) -> FloatArray:
-    """[5] Coach's fit."""
+    """[5] parameters of Coach's fit."""
     from scipy.optimize import least_squares
 
     workers, servers = probes.workers.astype(np.float64), probes.servers.astype(np.float64)

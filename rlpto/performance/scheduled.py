@@ -1,7 +1,7 @@
-"""Jobs whose batch size follows a schedule: one for every epoch, and steps per second measured at each.
+"""Jobs whose batch size follows a schedule: one batch size per epoch, with measured steps per second at each size.
 
-Two rules set it: Accordion (Agarwal et al., MLSys 2021) trains with the first batch in critical regimes, else with the
-largest; by the gradient noise scale (McCandlish et al., arXiv:1812.06162) it doubles.
+Two rules set the schedule. Accordion (Agarwal et al., MLSys 2021) trains with the first batch size in critical regimes,
+else with the largest. The rule by gradient noise scale (McCandlish et al., arXiv:1812.06162) doubles the batch size.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rlpto.performance.tables import ONE_KIND, JobType
 
 @dataclass(frozen=True)
 class ScheduledModel:
-    """samples: in one epoch. batches: [P] batch size in every epoch. rescale_delay [s].
+    """A training with scheduled batch sizes. samples: samples in one epoch. batches: [P] batch size in every epoch.
 
-    steps_per_s: by batch size, on `gpus` GPUs; it runs on no other number.
+    rescale_delay: seconds. steps_per_s: steps per second by batch size on `gpus` GPUs; it runs on no other number.
     """
 
     samples: int
@@ -33,7 +33,9 @@ class ScheduledModel:
 
     @property
     def seconds(self) -> FloatArray:
-        """[P] of every epoch; its last batch may be smaller. Raises ProfileError for a batch without a speed."""
+        """[P] seconds of every epoch; its last batch may be smaller. Raises ProfileError for a batch without a
+        speed.
+        """
         sizes = self.batches.tolist()
         if unknown := sorted({size for size in sizes if not self.steps_per_s.get(size, 0.0) > 0}):
             raise ProfileError(f"no steps/s at batch size {unknown[0]}; known: {sorted(self.steps_per_s)}")
@@ -42,7 +44,7 @@ class ScheduledModel:
 
 @dataclass(frozen=True)
 class ScheduledProfiles:
-    """Such trainings by name, as a source of speed tables; see `ProfileSource`. Their accuracy stays 0."""
+    """Trainings with scheduled batch sizes, by name, as a `ProfileSource`. Their accuracy stays 0."""
 
     given: Mapping[str, ScheduledModel]
 
@@ -52,7 +54,7 @@ class ScheduledProfiles:
         return tuple(sorted(self.given))
 
     def facts(self, model: str) -> ModelLimits:
-        """Size and limits. Raises ProfileError if it is unknown."""
+        """Return the size and limits of a model. Raises ProfileError if it is unknown."""
         if model not in self.given:
             raise unknown_model(model, self.models)
         one = self.given[model]
@@ -60,7 +62,7 @@ class ScheduledProfiles:
         return ModelLimits(one.samples, len(one.batches), BatchLimits(least, most, 1, most), one.rescale_delay)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:  # noqa: ARG002
-        """Speeds on its number of GPUs, on any nodes of any kind."""
+        """Compile speeds on the model's number of GPUs, on any nodes and any GPU type."""
         facts, one = self.facts(job_type.model), self.given[job_type.model]
         allowed = np.where(np.arange(max_gpus + 1) >= one.gpus, one.gpus, 0)
         rates, row = 1 / one.seconds[None], np.zeros((1, max_gpus), dtype=np.int32)

@@ -1,7 +1,7 @@
-"""The law `table`: step times as measured by number of nodes and GPUs, and the numbers of GPUs that a model runs on.
+"""The law `table`: step times measured by number of nodes and GPUs, and the numbers of GPUs that a model runs on.
 
-Models of billions of parameters run only on some numbers of GPUs: from those that hold them on, in multiples of the
-degrees of their tensor and pipeline parallelism. Tables hold the step time of the fastest combination at each size.
+Models of billions of parameters run only on some numbers of GPUs: at least as many as hold the model, in multiples of
+the degrees of tensor and pipeline parallelism. Tables hold the step time of the fastest combination at each size.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class SizeTable:
     """Measured seconds of a step at one total batch size, and the sizes that are allowed.
 
     steps: (nodes, GPUs, seconds), ascending by GPUs, then nodes. allowed: numbers of GPUs that a job may have, within
-    the measured range; None: the measured ones. Between measured sizes the logarithm of the time is linear in that of
-    the GPUs, on one node and on several alike; nothing is allowed beyond the measured sizes.
+    the measured range. Default: the measured numbers. Between measured sizes the logarithm of the time is linear in the
+    logarithm of the GPUs, on one node and on several nodes separately; no size beyond the measured ones is allowed.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -60,7 +60,7 @@ class SizeTable:
 
     @cached_property
     def _points(self) -> tuple[tuple[FloatArray, FloatArray], ...]:
-        """Logarithms of GPUs and seconds on one node, on several, and on either; each is the last where it has none."""
+        """Logarithms of GPUs and seconds on one node, on several, and on either; the third replaces an empty one."""
         either = _points_of(self.steps)
         apart = (_points_of([row for row in self.steps if (row[0] > 1) == several]) for several in (False, True))
         return (*(points if len(points[0]) else either for points in apart), either)
@@ -68,7 +68,7 @@ class SizeTable:
     def step_time(
         self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
     ) -> FloatArray:
-        """See ThroughputLaw. The batch is that of the measurements, however it is split. Outside the measured sizes,
+        """Implement `ThroughputLaw`. The batch is the measured one, however it is split. Outside the measured sizes,
         where no job runs, speed is in proportion to GPUs below them and constant above."""
         nodes, gpus, _ = np.broadcast_arrays(nodes, np.asarray(replicas, dtype=np.float64), local_batch)
         *apart, either = self._points
@@ -77,11 +77,13 @@ class SizeTable:
         return np.asarray(seconds * (1 + np.asarray(accumulation)))
 
     def fit(self, max_gpus: int) -> IntArray:
-        """[max_gpus + 1] largest allowed size up to each number of GPUs; 0: none."""
+        """[max_gpus + 1] largest allowed size up to each number of GPUs, or 0."""
         return largest_sizes(self.sizes, max_gpus)
 
     def held_out_errors(self) -> list[float]:
-        """Relative errors of the step time of each measured size, predicted from the others; not of the outermost."""
+        """Relative errors of the step time of each measured size, predicted from the others; without the outermost
+        sizes.
+        """
         errors = []
         for several in (False, True):
             gpus, seconds = _points_of([row for row in self.steps if (row[0] > 1) == several])
@@ -92,13 +94,15 @@ class SizeTable:
 
 
 def largest_sizes(sizes: tuple[int, ...], max_gpus: int) -> IntArray:
-    """[max_gpus + 1] largest of ascending `sizes` that is not above each number of GPUs; 0: none."""
+    """[max_gpus + 1] largest of ascending `sizes` up to each number of GPUs, or 0."""
     known = np.array([0, *sizes], dtype=np.int64)
     return known[np.searchsorted(known, np.arange(max_gpus + 1), side="right") - 1]
 
 
 def _points_of(rows: Iterable[tuple[int, int, float]]) -> tuple[FloatArray, FloatArray]:
-    """Logarithms of GPUs and seconds; of a size on several numbers of nodes the fewest count, as jobs are packed."""
+    """Logarithms of GPUs and seconds. A size on several numbers of nodes counts on the fewest, because jobs are
+    packed.
+    """
     packed: dict[int, float] = {}
     for _, gpus, seconds in rows:
         packed.setdefault(gpus, seconds)

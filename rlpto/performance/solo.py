@@ -1,4 +1,4 @@
-"""A job that trains alone: its duration on packed placements from the speed tables, and what a training costs by metric
+"""A job that trains alone: its duration on packed placements from the speed tables, and the cost of training by metric
 and number of GPUs."""
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def seconds_to_finish(
 ) -> FloatArray:
     """Seconds of `epochs` epochs on a packed placement, without queueing or rescales.
 
-    type_index, gpus: whole numbers; scale: factor on the rates (samples of the profile / of the
-    job); epochs: may lie within an epoch or beyond the measured ones, which repeat the
-    last. Shapes broadcast. Infinity without GPUs if there is work.
+    type_index, gpus: whole numbers; scale: factor on the rates (samples of the profile / of the job); epochs: may lie
+    within an epoch or beyond the measured ones, which repeat the last. Shapes broadcast. Infinity without GPUs if there
+    is work.
     """
     rows = tables.packed_rows(gpus_per_node)
     row = rows[np.asarray(type_index, dtype=np.int64), np.asarray(gpus, dtype=np.int64)]
@@ -54,7 +54,7 @@ def requested_seconds(
     gpus: IntArray,
     gpus_per_node: int,
 ) -> FloatArray:
-    """`seconds_to_finish` [n] of whole jobs on the kind of GPU that is best for each."""
+    """`seconds_to_finish` [n] of whole jobs on the fastest GPU type for each."""
     on_kinds = [
         seconds_to_finish(tables, types, scale, epochs, gpus, gpus_per_node) for types in tables.by_kind[type_index].T
     ]
@@ -66,10 +66,10 @@ def alone_bound(
 ) -> FloatArray:
     """Lower bound [n], in seconds and without delays, of a job's duration under any schedule.
 
-    In every epoch the job runs at the best rate over all numbers of GPUs up to its max_gpus [n], all kinds, batch sizes
-    and servers that a scheduler may choose, all numbers of nodes and all measured placements. A run whose epoch ends
-    are rounded to a resolution may beat the bound by half of that resolution per epoch. So may jobs that choose their
-    batch sizes by fits of their own and by another metric than goodput.
+    In every epoch the job runs at the best rate over all numbers of GPUs up to its max_gpus [n], all GPU types, batch
+    sizes and servers that a scheduler may choose, all numbers of nodes and all measured placements. A run whose epoch
+    ends are rounded to a resolution may beat the bound by half of that resolution per epoch. So may jobs that choose
+    their batch sizes by fits of their own and by another metric than goodput.
     """
     seconds = np.zeros(len(type_index))
     for kind in np.unique(type_index):
@@ -88,10 +88,10 @@ def alone_bound(
 class TrainingEstimate:
     """A whole training of a model that adapts its batch size, alone on packed GPUs, without rescales.
 
-    gpus: held all the time. hours, gpu_hours: time and cost of the training. utility: per GPU, the speed-up over one
-    GPU by the metric's score divided by the GPUs. within_band: whether utility lies between the metric's bounds.
-    chosen: True for the number of GPUs, among those asked for, that an allocator within the bounds gives to the only
-    job of an idle cluster.
+    gpus: held all the time. hours, gpu_hours: time and cost of the training. utility: speed-up over one GPU by the
+    metric's score, divided by the GPUs. within_band: whether utility lies between the metric's bounds.
+    chosen: True for the number in the list of GPUs that an allocator within the bounds gives to the only job of an idle
+    cluster.
     """
 
     model: str
@@ -112,7 +112,8 @@ def predict_training(
     gpus_per_node: int = 4,
     band: UtilityBand | None = None,
 ) -> list[TrainingEstimate]:
-    """Predictions by metric and number of GPUs, in the order given. band: for all metrics; None: each one's own.
+    """Predict trainings by metric and number of GPUs, in the order given. band: band for all metrics. Default: each
+    metric's.
 
     Raises ProfileError if the model is unknown.
     """
@@ -142,7 +143,7 @@ def predict_training(
 
 
 def chosen_gpus(utility: FloatArray, gpus: Sequence[int], band: UtilityBand) -> int:
-    """The entry of `gpus` that a band asks for, see `UtilityBand.gpus`. utility: [K] of 1 to K GPUs."""
+    """Return the entry of `gpus` that a band asks for, by `UtilityBand.gpus`. utility: [K] of 1 to K GPUs."""
     asked = np.full((1, len(utility)), -np.inf)
     at = np.array(gpus) - 1
     asked[0, at] = utility[at]

@@ -74,8 +74,8 @@ class SpeedTables:
     per second by GPUs, in the unit that an operator of these profiles would know (for the Pollux workloads:
     iterations). Default: epochs and `rates` are known.
     own, batch_size, servers: [T] int64. Type t is a *variant* of type own[t], the type with which the job was
-    submitted. A variant applies while a scheduler has chosen its batch size, in samples (0: chosen by the job), or its
-    number of parameter servers (0: the model has none), and on GPU type kind[t]. A job's default variant has the lowest
+    submitted. A variant applies while a scheduler has chosen its batch size, in samples (0 if the job chooses), or its
+    number of parameter servers (0 if the model has none), and on GPU type kind[t]. A job's default variant has the lowest
     number. Default: every type has one variant, itself.
     kinds: names of the GPU types. kind: [T] int64, index into `kinds`; 0 for a type with own[t] = t. node_gpus: [T]
     int64, GPUs of the largest node of that GPU type. With one GPU type both are derived, and nodes may have any size.
@@ -388,6 +388,6 @@ def smallest_rotation(groups: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def packed_groups(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
-    """Return the GPUs per node on as few nodes as possible: full nodes, then one with the rest."""
+    """Return the GPUs per node on as few nodes as possible: full nodes, then the rest."""
     full, rest = divmod(gpus, gpus_per_node)
     return (gpus_per_node,) * full + ((rest,) if rest else ())

@@ -28,7 +28,7 @@ class ThroughputLaw(Protocol):
 
     @property
     def law(self) -> str:
-        """The law's name in a profile, see `rlpto.performance.profiles.LAWS`."""
+        """The law's name in a profile, a key of `rlpto.performance.profiles.LAWS`."""
         ...
 
     def step_time(
@@ -48,7 +48,7 @@ class ThroughputParams:
 
     alpha_c, beta_c: constant and per-sample time to compute the gradients of a local batch.
     alpha_n, beta_n: time to synchronise across nodes, and its growth per GPU beyond the second.
-    alpha_r, beta_r: the same within one node.
+    alpha_r, beta_r: the same times within one node.
     gamma: overlap of computing and synchronising, from 1 (none) to 10 (all).
     """
 
@@ -66,7 +66,7 @@ class ThroughputParams:
     def step_time(
         self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
     ) -> FloatArray:
-        """See ThroughputLaw."""
+        """Implement `ThroughputLaw`."""
         compute = gradient_time(self, local_batch)
         synchronise = sync_time(self, nodes, replicas)
         return np.asarray(np.asarray(accumulation) * compute + _overlapped(compute, synchronise, self.gamma))
@@ -115,14 +115,14 @@ def relative_errors(law: ThroughputLaw, rows: StepMeasurements) -> FloatArray:
 
 
 def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
-    """Parameters that explain measured steps, by bounded least squares from several starts.
+    """Fit the parameters to measured steps, by bounded least squares from several starts.
 
-    Minimised, over the logarithms of the coefficients, are the robust mean log error of the step
-    time and, with less weight, of the time without synchronisation, plus Pollux's penalties on
-    gamma and on synchronisation that grows steeply. Parameters that the rows do not determine are set as in
-    Pollux: with one local batch size the constant part is half the computing time; without GPUs on
-    several nodes, or several GPUs on one, that part is tied to the other (10 % more expensive across nodes).
-    Deterministic. Raises ProfileError if there are no rows or a time is not positive.
+    Minimised, over the logarithms of the coefficients, are the robust mean log error of the step time and, with less
+    weight, of the time without synchronisation, plus Pollux's penalties on gamma and on synchronisation that grows
+    steeply. Parameters that the rows do not determine are set by Pollux's rules: with one local batch size the constant
+    part is half the computing time; without GPUs on several nodes, or several GPUs on one, that part is tied to the
+    other (10 % more expensive across nodes). Deterministic. Raises ProfileError if there are no rows or a time is not
+    positive.
     """
     from scipy.optimize import least_squares
 
@@ -140,7 +140,7 @@ def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
 
 
 _ROBUST_LOG_ERROR = 0.05
-"""Log error above which errors count linearly, not squared, so that a few outliers do not distort the fit."""
+"""Log error above which errors count linearly, not squared, which limits the weight of outliers."""
 _COMPUTE_WEIGHT = 0.3
 """Weight of the computing part's error relative to the whole step's: measured sync times include waiting for others."""
 _GAMMA_PENALTY = 1e-3
@@ -159,7 +159,7 @@ def _overlapped(compute: FloatArray, synchronise: FloatArray, gamma: float) -> F
 class _Problem:
     """The fit as a function of a vector: the logarithms of six coefficients, and gamma.
 
-    The logarithms are `_tie @ vector + _offset`; tie and offset fix what the rows do not determine.
+    The logarithms are `_tie @ vector + _offset`; tie and offset fix the parameters that the rows do not determine.
     """
 
     def __init__(self, rows: StepMeasurements) -> None:
@@ -206,12 +206,12 @@ class _Problem:
         return np.asarray(np.clip([*np.log(coefficients), gamma], *self.bounds))
 
     def params(self, x: FloatArray) -> ThroughputParams:
-        """The vector as parameters."""
+        """Convert the vector to parameters."""
         coefficients = np.exp(self._tie @ x[:6] + self._offset)
         return ThroughputParams(*(float(value) for value in [*coefficients, x[6]]))
 
     def residuals(self, x: FloatArray) -> FloatArray:
-        """Log errors of step times [N] and of times to compute [C], then what is penalised [3]."""
+        """Log errors of step times [N] and of times to compute [C], then the penalised quantities [3]."""
         law, rows = self.params(x), self.rows
         step = np.log(law.step_time(rows.nodes, rows.replicas, rows.local_batch)) - self.log_step
         compute = np.log(gradient_time(law, rows.local_batch[self.computing])) - self.log_compute
@@ -221,8 +221,8 @@ class _Problem:
         )
 
     def loss(self, squares: FloatArray) -> FloatArray:
-        """[3, N + C + 3] twice what squared residuals cost, and its derivatives: pseudo-Huber of log errors, in their
-        unit; penalties as they are."""
+        """[3, N + C + 3] twice the cost of squared residuals, and its derivatives: pseudo-Huber of log errors, in their
+        unit; penalties unchanged."""
         cost = np.stack([2 * squares, np.full(len(squares), 2.0), np.zeros(len(squares))])
         errors = len(self._weights)
         length = np.sqrt(squares[:errors] + _ROBUST_LOG_ERROR**2)
