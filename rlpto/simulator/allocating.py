@@ -1,4 +1,4 @@
-"""Compiled: what a decision changes at once, such as GPUs, nodes and types of jobs."""
+"""Compiled: immediate effects of a decision on the GPUs, nodes and types of jobs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rlpto.simulator.job_kernels import (
 
 @helper(_nrt=True)
 def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: int) -> None:
-    """Sort rows into the order in which they are placed: as `order` says under most_free, else those that
-    get most GPUs first (they need whole nodes), first of equals first."""
+    """Sort rows into the order of placement: by `order` under most_free, else by descending number of GPUs, because
+    large jobs need whole nodes; ties keep their order."""
     if most_free:
         grows = np.zeros(len(order), dtype=np.bool_)
         for row in growing:
@@ -45,7 +45,7 @@ def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: 
         for row in unsorted:
             growing[begins[gpus[row]]] = row
             begins[gpus[row]] += 1
-    else:  # few rows: sorting in place spares the memory that this takes
+    else:  # few rows: sort in place, without extra memory
         for k in range(1, len(growing)):
             row, at = growing[k], k
             while at > 0 and gpus[growing[at - 1]] < gpus[row]:
@@ -58,7 +58,7 @@ def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: 
 def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> None:
     """Give job index[i] gpus[i] GPUs, for every active job; order: rows in which jobs are placed.
 
-    First all GPUs that are given back, then those that are taken. Jobs whose number does not change are not touched.
+    All released GPUs are freed before others are taken. Jobs with an unchanged number are not touched.
     """
     now, most_free, free, jobs = w.clusters[b].time, w.rules[0].most_free, w.free[b], w.jobs[b]
     growing, count = w.scratch, 0  # rows that get more GPUs
@@ -98,9 +98,9 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
 
 @kernel()
 def apply_placement(w: World, b: int, index: IntArray, placement: IntArray) -> None:
-    """Give job index[i] placement[i, node] GPUs of every node: first all that is given back, then what is taken.
+    """Give job index[i] placement[i, node] GPUs of every node, after freeing all released GPUs.
 
-    Jobs that hold just these are not touched. The nodes must have room.
+    Jobs that already hold exactly these GPUs are not touched. The nodes must have room.
     """
     now, free, changed, count = w.clusters[b].time, w.free[b], w.scratch, 0
     for i in range(len(index)):
@@ -136,7 +136,7 @@ def apply_placement(w: World, b: int, index: IntArray, placement: IntArray) -> N
 
 @helper()
 def gpus_on(nodes: AnyArray, held: int, node: int) -> int:
-    """GPUs of a job's `held` that are on `node`."""
+    """Number of a job's `held` GPUs that are on `node`."""
     count = 0
     for i in range(held):
         count += nodes[i] == node
@@ -156,10 +156,10 @@ def holds_just(nodes: AnyArray, held: int, row: IntArray) -> bool:
 
 @kernel()
 def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
-    """Job index[i] is of types[i] from now on: it goes on with another batch size, and loses nothing by that.
+    """Change the type of job index[i] to types[i]: it continues with another batch size and loses nothing.
 
-    What it has trained until now counts as saved by a checkpoint. A job that moves to another kind of GPU gives
-    back those it has: its workers there are of no use on the others.
+    Its training so far counts as saved by a checkpoint. A job that moves to another GPU type releases its GPUs, because
+    its workers cannot move.
     """
     for i in range(len(index)):
         j = index[i]
@@ -182,9 +182,9 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
 
 @kernel()
 def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
-    """Job index[i], which runs and has other servers now, starts from a checkpoint, and none of it trains until then.
+    """Restart running jobs index [n], whose servers have changed, from a checkpoint; no worker trains until then.
 
-    rescales: [n] of theirs before the decision. A job that also got other GPUs starts only once.
+    rescales: [n] the jobs' rescales before the decision. A job that also got other GPUs restarts only once.
     """
     for i in range(len(index)):
         j = index[i]
@@ -204,7 +204,7 @@ def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
 
 @kernel()
 def row_like(w: World, before: int, after: int, gpus: int, row: int) -> int:
-    """Row of type `after` for GPUs that span as many nodes as those which had `row` of type `before`."""
+    """Return the row of type `after` for GPUs that span the same number of nodes as in `row` of type `before`."""
     spans = w.row.shape[1]
     for spanned in range(spans):
         if w.row[before, spanned, gpus] == row:

@@ -1,8 +1,8 @@
-"""The simulator's state: arrays of records with a leading batch axis, so that compiled code holds all of it.
+"""The simulator's state: arrays of records with a leading batch axis, all held by compiled code.
 
-B clusters, each with its own M jobs (in order of submission) on N nodes; a job holds at most G GPUs.
-Few arrays of records rather than many plain ones: handing an array to compiled code costs a quarter
-of a microsecond, and a decision takes a handful of such calls.
+B clusters, each with its own M jobs (in order of submission) on N nodes; a job holds at most G GPUs. Few arrays of
+records are used instead of many plain ones, because passing an array to compiled code costs a quarter of a microsecond,
+and a decision takes a handful of such calls.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CLUSTER = np.dtype(
     align=True,
 )
 """One cluster: time [s], next_toggle [s] (next failure or repair of any node), next_rent [s] (next decision on rented
-nodes; infinity: there are none; before the first advance -1), rent (price of all rented nodes for a second), jobs in
-its workload, those that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived
-or finished or a node changed in the last advance; logged: entries in the log; seed of its nodes' failures."""
+nodes; infinity without any, -1 before the first advance), rent (price of all rented nodes per second), numbers of jobs
+in its workload, of arrived and of active jobs, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or
+finished or a node changed in the last advance; logged: entries in the log; seed of its nodes' failures."""
 
 NODE = np.dtype(
     [
@@ -57,9 +57,9 @@ NODE = np.dtype(
     align=True,
 )
 """One node: next failure or repair [s], its GPUs that jobs may hold, 1 while it is up, failures and repairs so far, its
-number, mean time between failures [s] (0: it never fails); of a spot node mean time until it is reclaimed (0: it is
-none) and back, and notice [s]; price of a GPU for a second. Or what other processes hold of a node: when they free it
-[s], GPUs, 0 until then, 0, number of the node, and zeros."""
+number, mean time between failures [s] (0 if it never fails); for a spot node mean times until it is reclaimed (0 for
+other nodes) and until it returns, and notice [s]; price of a GPU-second. A record may also stand for background load on
+a node: when it ends [s], its GPUs, 0 until then, 0, number of the node, and zeros."""
 
 RENTAL = np.dtype(
     [
@@ -75,12 +75,12 @@ RENTAL = np.dtype(
     ],
     align=True,
 )
-"""How one node is rented: number of its group (-1: it is always there) and of its kind of GPU, when it was asked for
-[s] (infinity: it is not rented), and first found without jobs (infinity: it has some); the settings [s]; and the price
-of all its GPUs for a second."""
+"""Rental of one node: number of its group (-1 if it is always there) and of its GPU type, time of the request [s]
+(infinity if it is not rented), time since which it has no jobs [s] (infinity if it has some); the settings [s]; and the
+price of all its GPUs per second."""
 
 CHANGE = np.dtype([("time", "f8"), ("accuracy", "f8"), ("job", "i8"), ("gpus", "i8")], align=True)
-"""A change of a job's GPUs, see `rlpto.core.records.AllocationChanges`."""
+"""A change of a job's GPUs, the record behind `rlpto.core.records.AllocationChanges`."""
 
 RULES = np.dtype(
     [
@@ -103,25 +103,25 @@ RULES = np.dtype(
     ],
     align=True,
 )
-"""SimulatorSettings as numbers; times in seconds, limit: when every cluster stops. best_interval: 1 where
-jobs choose the interval of checkpoints by Young, 2 by Daly. may_fail: 1 if nodes fail or are reclaimed; priced: 1 if
-one has a price. follow_accuracy: 1 if when jobs gain their accuracy is noted, see `rlpto.simulator.shortfall`."""
+"""SimulatorSettings as numbers; times in seconds, limit: when every cluster stops. best_interval: 1 if jobs choose the
+interval of checkpoints by Young, 2 by Daly. may_fail: 1 if nodes fail or are reclaimed; priced: 1 if a node has a
+price. follow_accuracy: 1 if the times of accuracy gains are recorded (`rlpto.simulator.shortfall`)."""
 
 
 @by_reference
 class World(NamedTuple):
-    """Everything compiled code needs.
+    """All arrays that compiled code needs.
 
-    jobs: [B, M] `core.jobs.JOB`. nodes: [B, M, G] int32, node of each GPU a job holds, those of one node together.
+    jobs: [B, M] `core.jobs.JOB`. nodes: [B, M, G] int32, node of each GPU a job holds, grouped by node.
     clusters: [B] CLUSTER. active: [B, M] numbers of the active jobs, in order of submission.
-    sums: [B] `core.records.INTERVAL` since the last decision point. machines: [B, N + H] NODE: nodes, and behind them
-    what other processes hold of them.
-    rentals: [B, N] RENTAL, or [B, 0] where no node is rented. worked: [B, M] seconds that what each job had done at the
-    latest decision on nodes takes with the GPUs it asked for; likewise [B, 0].
-    free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
-    rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.
+    sums: [B] `core.records.INTERVAL` since the last decision point. machines: [B, N + H] NODE: N nodes, then H records
+    of background load.
+    rentals: [B, N] RENTAL, or [B, 0] if no node is rented. worked: [B, M] work of each job at the last decision on
+    nodes, as seconds of training with its requested GPUs; also [B, 0] if no node is rented.
+    free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE; L = 0 if no log is kept.
+    rates, elapsed, row, exact_keys, exact_rows, accuracy: arrays of `rlpto.performance.tables.SpeedTables`.
     types: [T] `rlpto.performance.tables.TYPE`. rules: [1] RULES.
-    scratch: [M] memory that compiled code may use as it likes.
+    scratch: [M] scratch memory for compiled code.
     """
 
     jobs: AnyArray
@@ -156,12 +156,13 @@ def build_world(
     follow_accuracy: bool,
     background: Sequence[HeldByOthers] = (),
 ) -> World:
-    """The world of a batch of equal clusters before any time has passed.
+    """Build the world of a batch of equal clusters at time 0.
 
-    jobs: [B, M] JOB, filled with the workloads. seed: cluster b draws failures from
-    seed + b. keep_log: note every change of GPUs; the caller then empties the log when it is half full.
-    follow_accuracy: count `shortfall`, and note when jobs reach levels of accuracy; else these are not known.
-    background: what other processes hold of the nodes of shape.
+    jobs: [B, M] JOB, filled with the workloads. seed: cluster b samples failures with seed + b. keep_log: if true, log
+    every change of GPUs; the caller must empty the log when it is half full.
+    follow_accuracy: if true, count `shortfall` and record when jobs reach levels of accuracy; otherwise both stay
+    unknown.
+    background: background load on the nodes of shape.
     """
     batch, count = jobs.shape
     node_gpus = shape.node_gpus
@@ -194,7 +195,7 @@ def build_world(
     if shape.rented_groups:
         rentals[:] = rental_records(shape)
         clusters["next_rent"], clusters["rent"] = -1.0, (rentals["price"] * np.isfinite(rentals["asked"])).sum(axis=1)
-        machines["price"][:, :nodes][:, rentals["group"][0] >= 0] = 0.0  # it is paid whether jobs hold it or not
+        machines["price"][:, :nodes][:, rentals["group"][0] >= 0] = 0.0  # paid through `rent`, even without jobs
     rules = compile_rules(settings, follow_accuracy)
     rules["may_fail"] = settings.failures.on or machines["spot"].any()
     rules["priced"] = machines["price"].any()
@@ -222,7 +223,7 @@ def build_world(
 
 
 def rental_records(shape: ClusterShape) -> AnyArray:
-    """[N] RENTAL of a cluster's nodes at second 0, when those that are up have been rented."""
+    """[N] RENTAL of a cluster's nodes at second 0; nodes that are up count as rented."""
     records = np.zeros(len(shape), dtype=RENTAL)
     records["group"], records["empty_since"] = -1, np.inf
     records["asked"], records["kind"] = np.inf, shape.node_kinds
@@ -239,9 +240,9 @@ def rental_records(shape: ClusterShape) -> AnyArray:
 
 
 def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
-    """The world of one cluster after jobs have been added. jobs: [1, M] JOB; the first `count` are there.
+    """Return the world of one cluster after jobs were added. jobs: [1, M] JOB, of which the first `count` exist.
 
-    most: GPUs that a job may hold at most. The log must be empty.
+    most: largest number of GPUs that a job may hold. The log must be empty.
     """
     if jobs.shape[1] > world.jobs.shape[1] or most > world.nodes.shape[2]:
         room = jobs.shape[1]

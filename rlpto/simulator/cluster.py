@@ -1,4 +1,4 @@
-"""A cluster in virtual time, as the scheduler sees it."""
+"""A cluster in virtual time, with the interface that the scheduler uses."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from rlpto.simulator.renting import look_at_nodes, rent_and_look, work_done
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 LONGEST_RUN = 256
-"""Decision points that are passed at most without looking up."""
+"""Largest number of decision points that compiled code passes in one call."""
 
 
 class SimulatedCluster:
-    """Runs `jobs` on `nodes` in virtual time: same jobs, settings, seed and decisions, same result.
+    """Runs `jobs` on `nodes` in virtual time: the same jobs, settings, seed and decisions give the same result.
 
-    jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
-    knowledge: what policies and jobs know. background: what other processes hold of the nodes, and until when.
+    jobs: sorted by submit time. tables: contain the types of all jobs. seed: fixes node failures.
+    knowledge: what policies and jobs know. background: background load on the nodes, and when it ends.
     Raises JobError for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
     """
 
@@ -79,7 +79,7 @@ class SimulatedCluster:
         knowledge: Knowledge,
         background: Sequence[HeldByOthers] = (),
     ) -> None:
-        """The state before any time has passed."""
+        """Set the state before any time has passed."""
         self._background = tuple(background)
         if background:
             shape = shape.with_background(*background_at(background, 0.0, len(shape)))
@@ -103,7 +103,7 @@ class SimulatedCluster:
             follow_accuracy=True,
             background=self._background,
         )
-        self._may_fail = bool(self._world.rules["may_fail"][0])  # asked several times a decision
+        self._may_fail = bool(self._world.rules["may_fail"][0])  # read several times per decision
         self._may_change = self._may_fail or bool(shape.rented_groups)
         self._logs: list[AnyArray] = []
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
@@ -112,14 +112,14 @@ class SimulatedCluster:
         self._types_chosen = bool((tables.own[store.type_index] != store.type_index).any())
 
     def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
-        """Take over where the compiled code stands."""
+        """Copy the state that the compiled code reports."""
         self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged, self.done = outlook
         self.changed = bool(changed)
 
     def append(self, jobs: Sequence[Job]) -> None:
-        """Add jobs, sorted by submit time, submitted neither before those there are nor before the present time.
+        """Add jobs, sorted by submit time, submitted neither before the present jobs nor before the present time.
 
-        Raises JobError for others, and for a job that the cluster or the tables cannot serve.
+        Raises JobError for other submit times, and for a job that the cluster or the tables cannot serve.
         """
         earliest = max(float(self.store.records["submit_time"].max(initial=0.0)), self.time)
         if jobs and jobs[0].submit_time < earliest:
@@ -138,13 +138,13 @@ class SimulatedCluster:
 
     @property
     def rescale_delay(self) -> FloatArray:
-        """[M] seconds without progress that a change of each job's GPUs costs."""
+        """[M] seconds without progress after a change of each job's GPUs."""
         delay: FloatArray = self._world.types["delay"][self.store.type_index]
         return delay
 
     @property
     def shape(self) -> ClusterShape:
-        """The nodes as they are now, in the order they were given in."""
+        """The nodes in their present state, in the given order."""
         nodes = len(self._shape)
         if self._may_change:
             up = self._world.machines["up"][0, :nodes]
@@ -162,22 +162,22 @@ class SimulatedCluster:
         return held
 
     def state(self) -> ClusterState:
-        """The table of active jobs as it stands now, in order of submission."""
+        """Return the present state, with active jobs in order of submission."""
         active = self._world.active[0, : self.active_jobs].copy()
         table, notices = self.table_of(active), self.leaves_in if self._may_fail else None
         interval = self._settings.interval
         return ClusterState(self.time, table, self.shape, interval, placement=self.placement, notices=notices)
 
     def rent(self, nodes: IntArray) -> None:
-        """Ask for rented nodes, or give some back, until there are nodes[g] of every group of `shape.rented_groups`.
+        """Request or return rented nodes until there are nodes[g] in every group of `shape.rented_groups`.
 
-        To be called at `next_rent`.
+        Call it at `next_rent`.
         """
         self._see(rent_and_look(self._world, 0, nodes))
 
     @property
     def next_rent(self) -> float:
-        """Time [s] of the next decision on the number of rented nodes; infinity where none may be rented."""
+        """Time [s] of the next decision on the number of rented nodes; infinity if none may be rented."""
         return float(self._world.clusters["next_rent"][0])
 
     def look_at_nodes(self) -> AnyArray:
@@ -187,7 +187,7 @@ class SimulatedCluster:
         return seen
 
     def work_done(self) -> tuple[float, float]:
-        """See `rlpto.simulator.renting.work_done`."""
+        """Return `rlpto.simulator.renting.work_done` of this cluster."""
         return work_done(self._world, 0)
 
     def leaves_in(self) -> FloatArray:
@@ -195,7 +195,7 @@ class SimulatedCluster:
         return noticed(self._world.machines[0, : len(self._shape)], self.time, int(self._world.clusters["seed"][0]))
 
     def placement(self, index: IntArray) -> Placement:
-        """Where active jobs hold their GPUs."""
+        """Return where active jobs hold their GPUs."""
         records = self.store.records[index]
         held, most = records["gpus"], int(records["gpus"].max(initial=0))
         places = self._world.nodes[0, index, :most].astype(np.int64)
@@ -214,17 +214,17 @@ class SimulatedCluster:
         )
 
     def table_of(self, index: IntArray) -> JobTable:
-        """The table of any jobs of the workload, finished ones too."""
+        """Return the table of any jobs of the workload, including finished ones."""
         shown = self.tables if self._online is None else self._online.fits.tables
         gpus_per_node, classes = self._shape.gpus_per_node, self.store.priority[index]
         return JobTable(self.store, shown, index, classes, gpus_per_node, self._noise, self._left)
 
     def _accuracy_at(self, index: IntArray, progress: FloatArray) -> FloatArray:
-        """See `rlpto.knowledge.remaining.AccuracyAt`."""
+        """Implement `rlpto.knowledge.remaining.AccuracyAt`."""
         return self.tables.accuracy_at(self.store.type_index[index], progress)
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
-        """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state."""
+        """Carry out an allocation for the present state that `rlpto.core.queues.Queue.admit` has returned."""
         self._keep_log_room()
         index, restarted = state.jobs.index, self._take_types(state, allocation)
         rescales = self.store.rescales[restarted]
@@ -240,7 +240,7 @@ class SimulatedCluster:
             self._start_own_rows(index)
 
     def _take_types(self, state: ClusterState, allocation: Allocation) -> IntArray:
-        """Make jobs of the types that are chosen for them; returns those that run on, but with other servers."""
+        """Change jobs to their chosen types; return the jobs that keep running, but with other servers."""
         none, index = np.zeros(0, dtype=np.int64), state.jobs.index
         if self._online is not None:  # jobs choose their batches themselves
             if allocation.placement is not None and len(self.tables.kinds) > 1:
@@ -265,10 +265,10 @@ class SimulatedCluster:
         return others
 
     def advance(self, until: float = -np.inf) -> AnyArray:
-        """Run through decision points till the first one not before `until`, or at which something has changed, or
-        `LONGEST_RUN` of them; see `rlpto.core.cluster.Cluster.advance`. Sums cover the time since the previous one."""
+        """Run through decision points until the first one not before `until`, or at which something has changed, or
+        `LONGEST_RUN` of them (`rlpto.core.cluster.Cluster.advance`). Sums cover the time since the previous one."""
         if self._online is not None:
-            until = -np.inf  # jobs look at what they have observed
+            until = -np.inf  # jobs learn from their observations at every decision point
         count, seen = advance_until(self._world, 0, until, self._passed)
         self._see(seen)
         self._keep_log_room()
@@ -276,7 +276,7 @@ class SimulatedCluster:
         return self._passed[:count]
 
     def _start_own_rows(self, index: IntArray) -> None:
-        """Jobs number `index` that have just been given GPUs choose their batches, and train as those say."""
+        """Let jobs number `index` that have just got GPUs choose their batches, and set their speeds accordingly."""
         assert self._online is not None
         rows = len(self.tables.rates)
         for job in index.tolist():
@@ -292,7 +292,7 @@ class SimulatedCluster:
                 take_row(self._world, 0, job, spare, joining)
 
     def _learn(self) -> None:
-        """Running jobs look at what they have observed; what policies are shown follows."""
+        """Let running jobs learn from their observations, and update the tables that policies see."""
         if self._online is None:
             return
         active = self._world.active[0, : self.active_jobs]
@@ -307,19 +307,21 @@ class SimulatedCluster:
         self._online.fits.refresh()
 
     def _write_row(self, row: int, rates: FloatArray) -> None:
-        """Write a job's own row of the speed tables: epochs per second in every epoch."""
+        """Write a job's row of the speed tables: epochs per second in every epoch."""
         world = self._world
         world.rates[row, : len(rates)], world.rates[row, len(rates) :] = rates, rates[-1]
         world.elapsed[row, 1:] = np.cumsum(1.0 / world.rates[row])
 
     def changes(self) -> AllocationChanges:
-        """Every change of a job's GPUs so far."""
+        """Return every change of a job's GPUs so far."""
         self._drain_log()
         log = np.concatenate(self._logs)
         return AllocationChanges(**{name: log[name].copy() for name in ("time", "job", "gpus", "accuracy")})
 
     def _keep_log_room(self) -> None:
-        """Compiled code writes to the log unchecked: between two calls it may fill half of it, no more."""
+        """Empty the log if it is half full: compiled code writes unchecked, at most half of the log between two
+        calls.
+        """
         if 2 * self._logged > self._world.log.shape[1]:
             self._drain_log()
 
@@ -332,11 +334,11 @@ class SimulatedCluster:
 
 
 class ResumedCluster(SimulatedCluster):
-    """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say.
+    """A cluster that continues at `time` [s] with the jobs of `store` and `placement`.
 
-    shape: no node of it fails or comes back, and what others hold of it stays held. jobs: M, all submitted and not
-    finished, in the order of the store, which is taken over. tables: hold a type for every `store.type_index`.
-    Raises ConfigError if no GPU is up.
+    shape: none of its nodes fails or returns, and background load stays. jobs: M, all submitted and not finished, in
+    the order of the store, which is modified in place. tables: contain a type for every `store.type_index`. Raises
+    ConfigError if no GPU is up.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Node failures and repairs, and spot nodes that are taken away: when that happens, and what follows from it.
+"""Node failures and repairs, and reclaimed spot nodes: their times and their consequences.
 
-Their moments and kinds are hashes of seed, node and count, so a node's failures do not depend on the policy, and every
-policy meets the same ones.
+Times and types of failures are hashes of seed, node and count, so they do not depend on the policy, and every policy
+meets the same failures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import log_change, progress_after, stop_running
 
 LEMON, RESTART, SPOT = 2**62, 2**61, 2**60
-"""Added to the count, so that a node's other draws are not those of its moments."""
+"""Offsets of the count for a node's draws other than failure times."""
 
 
 @kernel()
@@ -32,7 +32,7 @@ def next_toggle_after(now: float, mean: float, seed: int, node: int, toggles: in
 
 @helper()
 def mean_time_up(machine: Any) -> float:
-    """Mean seconds until a node that is up, a record of NODE, fails or is reclaimed; 0: it never does."""
+    """Mean seconds until a node that is up, a record of NODE, fails or is reclaimed; 0 if it never does."""
     if machine.spot == 0.0 or machine.mtbf == 0.0:
         return float(max(machine.mtbf, machine.spot))
     return float(1.0 / (1.0 / machine.mtbf + 1.0 / machine.spot))
@@ -40,12 +40,12 @@ def mean_time_up(machine: Any) -> float:
 
 @helper()
 def is_reclaimed(machine: Any, seed: int, node: int, toggles: int) -> bool:
-    """Whether a spot node, a record of NODE, goes because its owner takes it away; otherwise it fails."""
+    """Whether a spot node, a record of NODE, goes down because its owner reclaims it; otherwise it fails."""
     return bool(uniform(seed, node, toggles + SPOT) * machine.spot < mean_time_up(machine))
 
 
 def noticed(machines: AnyArray, time: float, seed: int) -> FloatArray:
-    """[N] seconds from `time` until nodes, records of NODE, are reclaimed, where notice of that has been given."""
+    """[N] seconds from `time` until nodes, records of NODE, are reclaimed; infinity for nodes without notice."""
     left = np.where((machines["up"] == 1) & (machines["spot"] > 0.0), machines["toggle_at"] - time, np.inf)
     left[left > machines["notice"]] = np.inf
     for node in np.flatnonzero(np.isfinite(left)).tolist():
@@ -57,7 +57,7 @@ def noticed(machines: AnyArray, time: float, seed: int) -> FloatArray:
 
 @helper()
 def schedule_failures(w: World, b: int) -> None:
-    """Draw which nodes of cluster b are lemons, and the first failure of every node."""
+    """Choose at random which nodes of cluster b are lemons, and the first failure of every node."""
     rules, cluster = w.rules[0], w.clusters[b]
     for node in range(w.free.shape[1]):
         machine = w.machines[b, node]  # its toggles are 0 yet; a literal would be compiled apart
@@ -72,7 +72,7 @@ def schedule_failures(w: World, b: int) -> None:
 
 @helper()
 def toggle_nodes(w: World, b: int) -> None:
-    """Fail or repair the nodes whose time has come, and take over what other processes free now."""
+    """Fail or repair the nodes that are due, and free the GPUs of background load that ends."""
     cluster, rules = w.clusters[b], w.rules[0]
     for node in range(w.machines.shape[1]):
         machine = w.machines[b, node]
@@ -94,7 +94,7 @@ def toggle_nodes(w: World, b: int) -> None:
         if machine.up and not reclaimed and rules.restart_share > 0.0:
             drawn = uniform(cluster.seed, node, machine.toggles + RESTART)
         if drawn < rules.restart_share:
-            # Given that it is smaller, it is evenly distributed: it also says which GPU is hit.
+            # Below restart_share the number is evenly distributed, so it also selects the GPU that is hit.
             stop_jobs_of(w, b, node, int(drawn / rules.restart_share * machine.size), False)
         elif machine.up:
             stop_jobs_of(w, b, node, -1, reclaimed and machine.notice >= rules.checkpoint_seconds)
@@ -105,7 +105,7 @@ def toggle_nodes(w: World, b: int) -> None:
             if w.rentals.shape[1] > 0:
                 end_rental(w, b, node)
         elif w.rentals.shape[1] > 0 and w.rentals[b, node].group >= 0 and w.rentals[b, node].asked == np.inf:
-            machine.toggle_at = np.inf  # it is repaired, and may be asked for
+            machine.toggle_at = np.inf  # it is repaired, and may be rented
             continue
         else:
             cluster.changed = 1
@@ -125,12 +125,12 @@ def toggle_nodes(w: World, b: int) -> None:
 
 @helper()
 def end_rental(w: World, b: int, node: int) -> None:
-    """A node that is rented is paid no longer, but for what is missing of the least time that is."""
+    """Stop paying for a rented node, except for the remainder of its minimum rental."""
     rental, cluster = w.rentals[b, node], w.clusters[b]
     if rental.group >= 0 and rental.asked < np.inf:
         w.sums[b].cost += rental.price * max(0.0, rental.minimum - (cluster.time - rental.asked))
         rental.asked = rental.empty_since = np.inf
-        cluster.rent = 0.0  # added up again, as differences would leave what rounding makes of nothing
+        cluster.rent = 0.0  # added up again, because differences would leave rounding errors
         for other in range(w.rentals.shape[1]):
             if w.rentals[b, other].asked < np.inf:
                 cluster.rent += w.rentals[b, other].price
@@ -138,10 +138,10 @@ def end_rental(w: World, b: int, node: int) -> None:
 
 @kernel()
 def stop_jobs_of(w: World, b: int, node: int, hit: int, noticed: bool) -> None:
-    """Stop the jobs that hold GPUs of a failing node, and take them back to their last checkpoints.
+    """Stop the jobs that hold GPUs of a failing node, and return them to their last checkpoints.
 
-    hit: only the job that has this one of the node's GPUs, if they are dealt to its jobs in order of submission, the
-    free ones last; negative: all of them. noticed: they had the time to write one just before.
+    hit: stop only the job that holds this GPU of the node, with GPUs numbered by the jobs' order of submission and free
+    ones last; if negative, stop all jobs. noticed: jobs had the time to write a last checkpoint.
     """
     first = 0
     for i in range(w.clusters[b].active):
@@ -157,10 +157,10 @@ def stop_jobs_of(w: World, b: int, node: int, hit: int, noticed: bool) -> None:
 
 @helper()
 def back_to_checkpoint(w: World, b: int, j: int, noticed: bool) -> None:
-    """Job j loses what came after its last checkpoint: the latest whole interval of training since its last change of
-    GPUs. noticed: of a checkpoint that it wrote just now, it loses the time which that took."""
+    """Return job j to its last checkpoint: the latest whole interval of training since its last change of GPUs.
+    noticed: the job has just written a last checkpoint, and loses only the time of writing it."""
     job, rules = w.jobs[b, j], w.rules[0]
-    every = rules.checkpoint_interval  # seconds, those that writing takes included
+    every = rules.checkpoint_interval  # seconds, including the time of writing
     if job.writing > 0.0:
         every = rules.checkpoint_seconds / job.writing
     saved = np.floor(job.trained / every) * every

@@ -23,9 +23,9 @@ def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: flo
 
 @kernel()
 def last_epoch(elapsed: FloatArray, row: int, epoch: int, epochs: int, clock: float) -> int:
-    """The epoch that the row's curve is in after `clock` seconds; `epoch`: one that had begun by then.
+    """Return the epoch of the row's curve after `clock` seconds; `epoch`: one that had begun by then.
 
-    epochs: how many the tables hold; later ones repeat the last.
+    epochs: number of epochs in the tables; later epochs repeat the last.
     """
     epoch = min(epoch, epochs - 1)
     while epoch < epochs - 1 and elapsed[row, epoch + 1] <= clock:
@@ -37,9 +37,9 @@ def last_epoch(elapsed: FloatArray, row: int, epoch: int, epochs: int, clock: fl
 def enter_epoch(
     job: Any, rates: FloatArray, elapsed: FloatArray, curves: FloatArray, measured: int, epoch: int
 ) -> None:
-    """Read from the tables what holds for a JOB record while its clock is in `epoch`.
+    """Read the values of `epoch` from the tables into a JOB record whose clock is in that epoch.
 
-    curves: accuracy [T, P + 1], known for `measured` epochs of the job's type and flat from there on.
+    curves: accuracy [T, P + 1], known for `measured` epochs of the job's type and constant from there on.
     """
     row = job.row
     job.epoch = epoch
@@ -61,8 +61,8 @@ def progress_in_steps(
 ) -> tuple[float, float]:
     """Epochs done after `seconds` when epoch ends are rounded to `resolution` seconds, and seconds unused.
 
-    An epoch that would end within the time left ends at the nearest multiple of the resolution from
-    where its time began (half to even); the unused time is that after the last epoch.
+    An epoch that would end within the remaining time ends at the nearest multiple of the resolution from where its time
+    began (half to even); the time after the last epoch is unused.
     """
     last = rates.shape[1] - 1
     while seconds > 0.0 and progress < target:
@@ -95,7 +95,7 @@ def exact_row(w: World, b: int, j: int, spanned: int) -> int:
         code = code % first_digit * PLACEMENT_BASE + code // first_digit
         smallest = min(smallest, code)
     key = job.type_index * np.int64(TYPE_STRIDE) + smallest
-    low, high = 0, len(w.exact_keys)  # as searchsorted finds it, which takes half a second to compile
+    low, high = 0, len(w.exact_keys)  # not searchsorted, which takes half a second to compile
     while low < high:
         middle = (low + high) // 2
         if w.exact_keys[middle] < key:
@@ -123,7 +123,7 @@ def speed_row(w: World, b: int, j: int) -> int:
 
 @helper()
 def log_change(w: World, b: int, j: int, time: float) -> None:
-    """Note in the log, if one is kept, how many GPUs job j holds from `time` on."""
+    """Record in the log, if one is kept, how many GPUs job j holds from `time` on."""
     if w.log.shape[1] == 0:
         return
     job = w.jobs[b, j]
@@ -137,10 +137,10 @@ def log_change(w: World, b: int, j: int, time: float) -> None:
 
 @helper()
 def start_running(w: World, b: int, j: int, shrinks: int) -> None:
-    """Set what follows from job j's new allocation: speed, rescale delay, predicted finish.
+    """Set speed, rescale delay and predicted finish of job j by its new allocation.
 
-    Where growth overlaps training, a job that runs (or is about to) loses nothing: it trains on with the workers it
-    has until the newest have started, and where GPUs are given up before that, with as many as remain of them.
+    If growth overlaps training, a job that runs (or is about to) loses nothing: it keeps training with its present
+    workers until the newest have started, or with fewer of them if GPUs are released before that.
     """
     job, cluster = w.jobs[b, j], w.clusters[b]
     row, delay = speed_row(w, b, j), float(w.types[job.type_index].delay)
@@ -171,9 +171,9 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
 
 @helper()
 def write_checkpoints(w: World, b: int, j: int) -> None:
-    """Job j writes checkpoints as often as is right on the nodes that it has now, which slows it from here on.
+    """Let job j write checkpoints at the best interval for its present nodes, which slows it from here on.
 
-    Of every interval + checkpoint_seconds it trains for the interval; that is spread evenly, as a factor on its pace.
+    It trains for the interval out of every interval + checkpoint_seconds, averaged as a factor on its pace.
     """
     job, rules = w.jobs[b, j], w.rules[0]
     interval, cost = rules.checkpoint_interval, rules.checkpoint_seconds
@@ -187,9 +187,9 @@ def write_checkpoints(w: World, b: int, j: int) -> None:
 
 @helper()
 def stop_rate(w: World, b: int, j: int) -> float:
-    """How often failures stop job j where it runs now [1/s]: any of its nodes goes down, or it alone must restart.
+    """Rate at which failures stop job j where it runs now [1/s]: any of its nodes goes down, or it alone must restart.
 
-    A spot node that goes with enough notice costs no work, and does not count.
+    A spot node reclaimed with enough notice costs no work, and does not count.
     """
     job, restarts, rate = w.jobs[b, j], w.rules[0].restart_share, 0.0
     for i in range(job.gpus):
@@ -204,7 +204,8 @@ def stop_rate(w: World, b: int, j: int) -> float:
 
 @kernel()
 def best_interval(cost: float, mtbf: float, daly: bool) -> float:
-    """Seconds of training between checkpoints that cost least, if one takes `cost` and failures come every `mtbf`.
+    """Seconds of training between checkpoints with least cost, if a checkpoint takes `cost` and failures come every
+    `mtbf`.
 
     Young (CACM 17(9), 1974): sqrt(2 cost mtbf). Daly (FGCS 22(3), 2006), equation 37, adds terms of higher order.
     """
@@ -219,7 +220,7 @@ def best_interval(cost: float, mtbf: float, daly: bool) -> float:
 
 @helper()
 def train_at(w: World, b: int, j: int, row: int) -> None:
-    """Job j trains with all its GPUs, at this row of the speed tables, as soon as its start is over."""
+    """Let job j train with all its GPUs, at this row of the speed tables, once its start is over."""
     job = w.jobs[b, j]
     job.grow_left = 0.0
     job.training_gpus = job.gpus
@@ -228,7 +229,7 @@ def train_at(w: World, b: int, j: int, row: int) -> None:
 
 @kernel()
 def run_at(w: World, b: int, j: int, row: int) -> None:
-    """Job j goes on from where it stands at this row of the speed tables."""
+    """Continue job j from its present progress at this row of the speed tables."""
     job = w.jobs[b, j]
     keep_trained(job)
     job.row = row
@@ -239,14 +240,14 @@ def run_at(w: World, b: int, j: int, row: int) -> None:
 
 @kernel()
 def keep_trained(job: Any) -> None:
-    """What a JOB record has trained since its last change of GPUs is saved."""
+    """Count the training of a JOB record since its last change of GPUs as saved."""
     job.kept += job.trained * (1.0 - job.writing)
     job.trained = 0.0
 
 
 @kernel()
 def set_clock(w: World, job: Any) -> None:
-    """Set the clock of a JOB record to where it stands on its row's time axis."""
+    """Set the clock of a JOB record to its progress on its row's time axis."""
     job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)
     epoch = min(int(job.progress), w.rates.shape[1] - 1)
     enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
@@ -254,9 +255,9 @@ def set_clock(w: World, job: Any) -> None:
 
 @kernel()
 def take_row(w: World, b: int, j: int, row: int, joining: bool) -> None:
-    """Job j, which runs, trains at this row, which was written just now; joining: once its newest workers have joined.
+    """Let running job j train at this newly written row; joining: only once its newest workers have joined.
 
-    If it trains there already, it goes on from where it stands.
+    If it already trains at this row, it continues from its present progress.
     """
     job = w.jobs[b, j]
     if joining:
@@ -270,9 +271,9 @@ def take_row(w: World, b: int, j: int, row: int, joining: bool) -> None:
 
 @helper()
 def foresee_finish(w: World, b: int, j: int) -> None:
-    """Note when job j finishes if nothing changes: its start first, then the workers it has, then those that join them.
+    """Predict when job j finishes if nothing changes: first its start, then its present workers, then those that join.
 
-    Where epoch ends are rounded, that is not known.
+    Unknown if epoch ends are rounded.
     """
     job, now = w.jobs[b, j], w.clusters[b].time
     if w.rules[0].resolution > 0.0:
@@ -306,7 +307,7 @@ def progress_after(w: World, job: Any, row: int, start: float, seconds: float) -
 
 @helper()
 def stop_running(w: World, b: int, j: int, now: float) -> None:
-    """Job j gives all its GPUs back and waits from `now` on (NaN: it has finished)."""
+    """Release all GPUs of job j, which waits from `now` on (NaN if it has finished)."""
     job = w.jobs[b, j]
     keep_trained(job)
     release(w.nodes[b, j], job.gpus, w.free[b])

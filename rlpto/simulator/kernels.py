@@ -1,7 +1,7 @@
-"""The compiled heart of the simulator: the passage of time for cluster b of a batch.
+"""The compiled core of the simulator: the passage of time for cluster b of a batch.
 
-Between decisions allocations are constant, so every job is advanced analytically from event to
-event; only node failures interrupt. What runs for every job is inlined: to hand a `World` over takes 25 to 50 ns.
+Between decisions allocations are constant, so every job is advanced analytically from event to event; only node
+failures interrupt. Functions called for every job are inlined: passing a `World` takes 25 to 50 ns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def join_arrivals(w: World, b: int) -> None:
 
 @kernel()
 def train_jobs(w: World, b: int, until: float) -> None:
-    """Advance every active job to `until` with the GPUs it holds; finished ones leave and free theirs."""
+    """Advance every active job to `until` with the GPUs it holds; finished jobs leave and release theirs."""
     jobs, active, rates, elapsed = w.jobs[b], w.active[b], w.rates, w.elapsed
     curves, types, sums, gain = w.accuracy, w.types, w.sums[b], w.sums[b].accuracy_gain
     cluster, resolution = w.clusters[b], w.rules[0].resolution
@@ -142,7 +142,7 @@ def tick_from(time: float, interval: float) -> float:
 
 @helper()
 def next_decision(w: World, b: int) -> float:
-    """Time of the next decision: the next tick at which a job is there or, if asked for, the next event.
+    """Time of the next decision: the next tick with a job in the system or, if configured, the next event.
 
     Infinity when nothing is left to come.
     """
@@ -179,10 +179,10 @@ def clear_sums(w: World, b: int) -> None:
 
 @helper()
 def advance(w: World, b: int) -> None:
-    """Run cluster b to its next decision, or to the time limit where that is earlier."""
+    """Run cluster b to its next decision, or to the time limit if that is earlier."""
     cluster = w.clusters[b]
     cluster.changed = 0
-    if cluster.next_rent <= cluster.time:  # at the beginning; or nobody has decided
+    if cluster.next_rent <= cluster.time:  # at the beginning, or without a decision on nodes
         cluster.next_rent = 0.0 if cluster.next_rent < 0.0 else tick_after(cluster.time, TICK_S)
     w.sums[b].start = w.sums[b].end = cluster.time
     while True:
@@ -205,7 +205,7 @@ def advance(w: World, b: int) -> None:
 
 @kernel()
 def is_over(w: World, b: int) -> bool:
-    """True once every job of cluster b has finished, or its time is up."""
+    """True once every job of cluster b has finished, or the time limit is reached."""
     cluster = w.clusters[b]
     if cluster.active > 0 and cluster.time < w.rules[0].limit:
         return False
@@ -223,7 +223,7 @@ def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
 
 @kernel()
 def begin(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
-    """Run cluster b from the beginning of time to its first decision; returns `outlook`."""
+    """Run cluster b from time 0 to its first decision; returns `outlook`."""
     schedule_failures(w, b)
     advance(w, b)
     return outlook(w, b)
@@ -257,7 +257,9 @@ def advance_until(
 
 
 def take_up_all(w: World, time: float, shape: ClusterShape, placement: Placement) -> None:
-    """Let cluster 0 stand at `time` [s], with all its jobs there: nodes up and GPUs held as shape and placement say."""
+    """Set cluster 0 to `time` [s] with all its jobs active, and with the nodes up and GPUs held in shape and
+    placement.
+    """
     w.machines["up"][0], w.free[0] = [node.up for node in shape], shape.offered
     w.clusters["capacity"] = shape.up_gpus
     for job, nodes in enumerate(placement.nodes):
@@ -267,9 +269,9 @@ def take_up_all(w: World, time: float, shape: ClusterShape, placement: Placement
 
 @kernel()
 def take_up(w: World, b: int, time: float, training: IntArray, spanned: IntArray, starting: FloatArray) -> None:
-    """Let cluster b stand at `time` [s], with all its jobs there, holding GPUs on the nodes that `w.nodes` says.
+    """Set cluster b to `time` [s] with all its jobs active, holding GPUs on the nodes in `w.nodes`.
 
-    training, spanned, starting: [M] as in `rlpto.core.cluster.Placement`.
+    training, spanned, starting: [M] columns of `rlpto.core.cluster.Placement`.
     """
     cluster = w.clusters[b]
     cluster.time = time

@@ -1,7 +1,7 @@
-"""Simulated jobs that choose their batch sizes by their own fits, and observe what they train.
+"""Simulated jobs that choose their batch sizes by their own fits, and learn from the steps they train.
 
-The truth is a row of speeds for each job, rewritten whenever its batch may have changed; what policies are shown is
-`rlpto.knowledge.job_fits.JobFits`.
+The true speeds are a row of the tables for each job, rewritten whenever its batch may have changed. The speeds that
+policies see come from `rlpto.knowledge.job_fits.JobFits`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from rlpto.performance.efficiency import BatchPerformance
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 
 ROWS_PER_JOB = 2
-"""Speeds of the present placement, and of the one that new workers are starting for."""
+"""Rows for the present placement, and for the placement for which new workers are starting."""
 
 NOTHING_BELIEVED = np.zeros(0)
 
 
 @dataclass
 class _Running:
-    """How a job trains: number of its kind of GPU, performance of its placement, [C] base batches of its candidates,
-    [P] the one it takes in each epoch, [P] epochs per second that follow, and how far it had observed.
+    """State of a running job: number of its GPU type, its placement and its performance there, [C] base batches of its
+    candidates, [P] the candidate it takes in each epoch, [P] the resulting epochs per second, and progress at its last
+    observation.
 
-    believed, basis: what the choices rest on: [C] samples per second; epoch, candidate and slope.
+    believed, basis: inputs of the choices: [C] estimated samples per second; epoch, candidate and slope.
     """
 
     kind: int
@@ -46,27 +47,27 @@ class _Running:
 
     @property
     def epoch(self) -> int:
-        """The epoch in which the job was last seen to train; at its end, that one."""
+        """Epoch in which the job was last observed to train; the ending one at the end of an epoch."""
         return max(min(int(np.ceil(self.observed_progress)), len(self.choices)) - 1, 0)
 
 
 def group_sizes(nodes: IntArray) -> tuple[int, ...]:
-    """GPUs on each node of a job that has its GPUs on `nodes`, those of one node together."""
+    """GPUs on each node of a job whose GPUs are on `nodes`, grouped by node."""
     starts = np.flatnonzero(np.diff(nodes, prepend=-1))
     return tuple(np.diff(starts, append=len(nodes)).tolist())
 
 
 def with_own_rows(tables: SpeedTables, jobs: int) -> SpeedTables:
-    """The tables with rows at their end that jobs may write: number `ROWS_PER_JOB` x j from there on are job j's."""
+    """Add rows at the end of the tables for jobs to write: job j's rows start at `ROWS_PER_JOB` x j there."""
     rates = np.concatenate([tables.rates, np.ones((ROWS_PER_JOB * jobs, tables.rates.shape[1]))])
     return replace(tables, rates=rates, elapsed=elapsed_from_rates(rates))
 
 
 class OnlineJobs:
-    """How the jobs of a simulated cluster train, where each knows of its speed only what it observes.
+    """Training of the jobs of a simulated cluster in which each job knows its speed only from observations.
 
-    jobs: as in the store. truth: speed tables of the workload. performance: true speeds of batches. rules, left: of
-    `fits`, what is believed. change_above: as `SimulatorSettings.change_batch_above`.
+    jobs: in the order of the store. truth: speed tables of the workload. performance: true speeds of batches. rules,
+    left: arguments of `JobFits`. change_above: `SimulatorSettings.change_batch_above`.
     """
 
     def __init__(
@@ -87,13 +88,13 @@ class OnlineJobs:
         self._joining: dict[int, _Running] = {}
 
     def follow(self, active: IntArray) -> None:
-        """Jobs have come, and others have finished."""
+        """Adapt to the jobs that have arrived or finished."""
         for job in self.fits.follow(active):
             self.stop(job)
 
     def start(self, job: int, placement: tuple[int, ...], joining: bool) -> FloatArray:
-        """[P] as `speeds`, on a new placement: GPUs on each node. joining: it trains there once its newest workers have
-        joined, and until then as before."""
+        """[P] `speeds` on a new placement, given as GPUs on each node. joining: the job trains there once its newest
+        workers have joined, and until then as before."""
         progress = float(self._store.records["progress"][job])
         kind = int(self._truth.kind[self._store.records["type_index"][job]])
         performance = self._performance(self.fits.type_of(job), placement, self._truth.kinds[kind])
@@ -108,18 +109,20 @@ class OnlineJobs:
         return running.rates
 
     def speeds(self, job: int) -> FloatArray | None:
-        """[P] true epochs per second of the batches that a running job chooses from now on; None: as before."""
+        """[P] true epochs per second of the batches that a running job chooses from now on. None if they are
+        unchanged.
+        """
         running = self._running[job]
         changed = self._choose(job, running, int(running.choices[running.epoch]))
         return running.rates if changed else None
 
     def stop(self, job: int) -> None:
-        """A job has no GPUs any more."""
+        """Forget the placement of a job that has released its GPUs."""
         self._running.pop(job, None)
         self._joining.pop(job, None)
 
     def observe(self, job: int, *, joined: bool) -> bool:
-        """True if a running job has trained since it was last asked. It sees its steps and their noise, and fits them
+        """True if a running job has trained since the last call. It observes its steps and their noise, and fits them
         if they are new. joined: its newest workers train.
         """
         progress = float(self._store.records["progress"][job])
@@ -142,9 +145,9 @@ class OnlineJobs:
         return True
 
     def _choose(self, job: int, running: _Running, held: int | None) -> bool:
-        """Choose the batches from now on; False if nothing has changed that decides them.
+        """Choose the batches from now on; False if none of the inputs has changed.
 
-        held: the candidate in use here; None: there is none.
+        held: the candidate in use on this placement. None if there is none.
         """
         true, progress = running.performance, float(self._store.records["progress"][job])
         epoch = min(int(progress), true.rates.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""Rented nodes, compiled: they are asked for, boot, and are given back; and what is seen of them once a minute."""
+"""Rented nodes, compiled: requests, booting and returns, and their state as observed once a minute."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rlpto.simulator.job_kernels import log_change, stop_running, work_seconds
 from rlpto.simulator.kernels import outlook, tick_after
 
 BOOT, ANGLE = 2**59, 2**58
-"""Added to the count, so that draws of boot times are not those of a node's failures."""
+"""Offsets of the count for draws of boot times, distinct from those for failures."""
 
 
 @kernel()
 def rent(w: World, b: int, wanted: IntArray) -> bool:
-    """Ask for nodes of cluster b, or give them back, until group g has wanted[g] of them, as far as that is possible.
+    """Request or return nodes of cluster b until group g has wanted[g] nodes, as far as possible.
 
-    A node that is out of order cannot be asked for. Only nodes without jobs are given back, or ones that boot, and none
-    before its least time; the latest to be asked for first. Where none of these is left, jobs move: see `to_drain`.
+    A failed node cannot be requested. Only nodes without jobs and booting nodes are returned, none before its minimum
+    rental; the latest to be requested first. If there are none, a node is drained and its jobs move (`to_drain`).
     Returns whether jobs have been stopped.
     """
     cluster, stopped = w.clusters[b], False
@@ -61,14 +61,14 @@ def rent(w: World, b: int, wanted: IntArray) -> bool:
 
 @kernel()
 def rent_and_look(w: World, b: int, wanted: IntArray) -> tuple[float, int, int, int, int, int, bool]:
-    """`rent`, then `outlook`."""
+    """Call `rent`, then `outlook`."""
     rent(w, b, wanted)
     return outlook(w, b)
 
 
 @helper()
 def ask_for(w: World, b: int, node: int) -> None:
-    """Rent a node: it boots, and is up after a time that is lognormal."""
+    """Rent a node: it boots, and is up after a lognormal time."""
     cluster, rental, machine = w.clusters[b], w.rentals[b, node], w.machines[b, node]
     machine.toggles += 1
     boot = rental.boot
@@ -83,7 +83,7 @@ def ask_for(w: World, b: int, node: int) -> None:
 
 @helper()
 def to_give_back(w: World, b: int, group: int) -> int:
-    """The node of a group that may be given back and was asked for last; -1: none may."""
+    """Return the latest requested node of a group among those that may be returned, or -1."""
     found, latest, now = -1, -np.inf, w.clusters[b].time
     for node in range(w.rentals.shape[1]):
         rental = w.rentals[b, node]
@@ -97,7 +97,7 @@ def to_give_back(w: World, b: int, group: int) -> int:
 
 @helper()
 def to_drain(w: World, b: int, group: int) -> int:
-    """The node of a group with fewest GPUs held, if as many are free elsewhere and no node is empty; -1: none."""
+    """Return the node of a group with fewest GPUs held, if as many are free elsewhere and no node is empty; else -1."""
     found, fewest, free, now, kind = -1, np.int64(2**40), 0, w.clusters[b].time, -1
     for node in range(w.rentals.shape[1]):
         if w.rentals[b, node].group == group:
@@ -119,7 +119,7 @@ def to_drain(w: World, b: int, group: int) -> int:
 
 @helper()
 def stop_jobs_on(w: World, b: int, node: int) -> None:
-    """Stop the jobs that hold GPUs of a node; they lose nothing, and wait for others."""
+    """Stop the jobs that hold GPUs of a node; they lose no work, and wait for other GPUs."""
     for i in range(w.clusters[b].active):
         j = w.active[b, i]
         if gpus_on(w.nodes[b, j], w.jobs[b, j].gpus, node) > 0:
@@ -142,10 +142,10 @@ def give_back(w: World, b: int, node: int) -> None:
 
 @kernel()
 def work_done(w: World, b: int) -> tuple[float, float]:
-    """What the jobs of cluster b have done since this was last asked.
+    """Work of the jobs of cluster b since the last call, as seconds and price.
 
-    Seconds that it takes with the GPUs that each asked for, on as few nodes as possible, and the price of those GPUs
-    for that time. What is left of the jobs' time in the system, and of the money, depends on the nodes.
+    Seconds that it takes with each job's requested GPUs, on as few nodes as possible, and the price of those GPUs for
+    that time. The rest of the jobs' time in the system, and of the cost, depends on the nodes.
     """
     seconds, money, size, price, kind = 0.0, 0.0, np.int64(1), 0.0, np.int64(-1)
     for node in range(w.rentals.shape[1]):
@@ -168,7 +168,7 @@ def work_done(w: World, b: int) -> tuple[float, float]:
 
 @helper()
 def price_of(w: World, b: int, kind: int) -> float:
-    """Price of a rented GPU of a kind for a second; of any kind, where none of that kind is rented."""
+    """Price per second of a rented GPU of a type, or of any rented GPU if none of that type is rented."""
     price = 0.0
     for node in range(w.rentals.shape[1]):
         rental = w.rentals[b, node]
@@ -181,9 +181,9 @@ def price_of(w: World, b: int, kind: int) -> float:
 
 @kernel()
 def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
-    """Fill out [G] `rlpto.core.renting.LOOK` with what is seen of the groups of rented nodes of cluster b.
+    """Fill out [G] `rlpto.core.renting.LOOK` with the state of the groups of rented nodes of cluster b.
 
-    Nodes and jobs of a GPU type count to the first group of that type; where there is one group, all count to it.
+    Nodes and jobs of a GPU type count to the first group of that type; if there is one group, all count to it.
     """
     cluster, groups = w.clusters[b], len(out)
     for g in range(groups):
@@ -212,7 +212,7 @@ def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
 
 @helper()
 def group_of(w: World, b: int, kind: int, groups: int) -> int:
-    """The first group of rented nodes with a kind of GPU; 0 where there is none."""
+    """Return the first group of rented nodes with a GPU type, or 0 if there is none."""
     if groups > 1:
         for node in range(w.rentals.shape[1]):
             if w.rentals[b, node].kind == kind and w.rentals[b, node].group >= 0:

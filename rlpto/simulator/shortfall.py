@@ -1,10 +1,10 @@
-"""When a job gains its accuracy, to the second: compiled steps next to those that train it.
+"""Compute when a job gains its accuracy, to the second: compiled steps alongside those that train it.
 
-Accuracy is linear in progress within an epoch, and progress in time. So the share of its accuracy that a job is missing
-is piecewise linear in time, with corners at the ends of epochs, and its integral a sum of trapezia: exact, however far
-apart two looks at the job are. Only where epoch ends are rounded (`epoch_resolution`) is it taken to be linear between
-two looks. All of it follows from where jobs stand when an interval begins, so training knows nothing of it, and nothing
-of it is done unless configured (rule `follow_accuracy`).
+Accuracy is linear in progress within an epoch, and progress is linear in time. So the share of its accuracy that a job
+is missing is piecewise linear in time, with corners at the ends of epochs, and its integral is a sum of trapezia:
+exact, however long the interval. Only if epoch ends are rounded (`epoch_resolution`) is the share taken as linear over
+the whole interval. All of it follows from the jobs' state at the start of an interval, so training is unaffected; it is
+computed only if configured (rule `follow_accuracy`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlpto.simulator.job_kernels import progress_after, progress_at, progress_in
 
 @kernel()
 def join_followed(w: World, b: int, j: int) -> None:
-    """Job j becomes active: until now it was missing all it can gain."""
+    """Start following job j, which becomes active: until now it was missing all the accuracy it can gain."""
     job = w.jobs[b, j]
     job.final_accuracy = accuracy_after(w, job, job.epochs)
     if job.gain_scale > 0.0:
@@ -30,9 +30,9 @@ def join_followed(w: World, b: int, j: int) -> None:
 
 @helper()
 def follow_accuracy(w: World, b: int, until: float) -> None:
-    """Add to the sums of cluster b what its jobs will miss until `until`, and note the levels that they will reach.
+    """Add the jobs' shortfall until `until` to the sums of cluster b, and record the levels that they will reach.
 
-    They have not been trained until then yet; no node fails before.
+    Jobs are trained until then only afterwards, and no node fails before.
     """
     now, lost = w.clusters[b].time, w.sums[b].shortfall
     for i in range(w.clusters[b].active):
@@ -48,7 +48,9 @@ def follow_accuracy(w: World, b: int, until: float) -> None:
 
 @helper()
 def shortfall_of(w: World, job: Any, missing: float, now: float, until: float) -> float:
-    """Seconds until `until`, or its finish, times the share that a running JOB record misses; `missing` of it now."""
+    """Missing share of accuracy of a running JOB record, integrated over the seconds until `until` or its finish;
+    `missing`: the share now.
+    """
     delay = min(job.rescale_left, until - now)
     begins = now + delay
     if w.rules[0].resolution > 0.0:
@@ -75,10 +77,10 @@ def shortfall_of(w: World, job: Any, missing: float, now: float, until: float) -
 
 @helper()
 def pass_epochs(w: World, job: Any, row: int, start: float, stop: float, time: float, end: float) -> float:
-    """Shares of its accuracy that a JOB record gains from progress `start` to `stop` at a row, each times the seconds
-    from then to `end`.
+    """Integrate a JOB record's share of gained accuracy, from progress `start` to `stop` at a row, over the seconds
+    until `end`.
 
-    time [s]: when it is at `start`. Notes the levels that it reaches.
+    time [s]: when its progress is `start`. Records the levels that it reaches.
     """
     last, early, level = w.rates.shape[1] - 1, 0.0, next_level(job)
     at, before = start, accuracy_after(w, job, start)
@@ -97,9 +99,9 @@ def pass_epochs(w: World, job: Any, row: int, start: float, stop: float, time: f
 
 @helper()
 def note_levels(job: Any, time: float, seconds: float, before: float, after: float) -> None:
-    """Note which levels a JOB record reaches while its accuracy rises from `before` to `after`, linearly.
+    """Record the levels that a JOB record reaches while its accuracy rises from `before` to `after`, linearly.
 
-    time [s]: when that begins; seconds: how long it takes. A level that a failure takes back was reached nevertheless.
+    time [s]: start of the rise; seconds: its duration. A level counts as reached even if a failure takes it back.
     """
     for level in range(len(ACCURACY_LEVELS)):
         wanted = accuracy_at_level(job, level)
@@ -110,7 +112,7 @@ def note_levels(job: Any, time: float, seconds: float, before: float, after: flo
 
 @helper()
 def next_level(job: Any) -> float:
-    """Accuracy of the lowest level that a JOB record has not reached yet; infinity: it has reached all."""
+    """Accuracy of the lowest level that a JOB record has not reached yet; infinity if it has reached all."""
     for level in range(len(ACCURACY_LEVELS)):
         if np.isnan(job.reached[level]):
             return accuracy_at_level(job, level)
@@ -119,7 +121,7 @@ def next_level(job: Any) -> float:
 
 @kernel()
 def accuracy_at_level(job: Any, level: int) -> float:
-    """Accuracy at which a JOB record, which can gain some, reaches a level, by its number in ACCURACY_LEVELS."""
+    """Accuracy at which a JOB record that can gain some reaches a level, by its number in ACCURACY_LEVELS."""
     return float(job.final_accuracy - (1.0 - ACCURACY_LEVELS[level]) / job.gain_scale)
 
 
