@@ -1,1 +1,1 @@
-"""What a scheduler believes of jobs: speeds and remaining work."""
+"""Estimates of jobs' speeds and remaining work, as a scheduler knows them."""

@@ -1,8 +1,8 @@
-"""A fit of a job's throughput to the steps it has seen, with a prior from other models, and how sure it is.
+"""A fit of a job's throughput to its observed steps, with a prior from other models, and its uncertainty.
 
-The law is Pollux's. The most probable coordinates are found by Levenberg-Marquardt; their covariance is that of the
-normal distribution with the same curvature there (Laplace). Sizes far from those that were seen get large errors. A
-step far off the law that the others suggest, such as one in which a job paused, counts little.
+The law is Pollux's. The most probable coordinates are found by Levenberg-Marquardt; their covariance is taken from the
+normal distribution with the same curvature there (Laplace). Sizes far from the observed ones get large errors. A step
+far off the law that the others suggest, such as a step in which a job paused, counts little.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rlpto.performance.throughput import MAX_GAMMA, StepMeasurements
 STEP_ERROR = 0.05
 """Standard deviation of the logarithm of a step time about the law: laws are not exact."""
 MOST_ROWS = 30
-"""Observations above which like ones are averaged, so that a fit stays fast."""
+"""Number of observations above which similar ones are averaged, to keep a fit fast."""
 ODD = 4.0
-"""Standard deviations off the law beyond which a step counts the less the farther it is off."""
+"""Standard deviations off the law beyond which a step counts less, the farther it is off."""
 FEWEST_SIZES = 3
-"""Measured sizes that say how a large model scales."""
+"""Fewest measured sizes that show how a large model scales."""
 _ITERATIONS, _CONVERGED = 30, 1e-6
 _REWEIGHTINGS, _SETTLED = 20, 1e-3
 
 
 class PooledSteps(NamedTuple):
-    """Observed steps [n]: several nodes (1) or one (0), GPUs, local batch, log seconds of computing (NaN: not known),
-    of the step, and how much they count (0 to 1)."""
+    """Observed steps [n]: several nodes (1) or one (0), GPUs, local batch, log seconds of computing (NaN if not known),
+    log seconds of the step, and its weight (0 to 1)."""
 
     several: FloatArray
     gpus: FloatArray
@@ -46,7 +46,7 @@ class PooledSteps(NamedTuple):
 
 
 class BayesFit(NamedTuple):
-    """Most probable coordinates [7] of a law, see `rlpto.knowledge.prior`, and their covariance [7, 7]."""
+    """Most probable coordinates [7] of a law (`rlpto.knowledge.prior`), and their covariance [7, 7]."""
 
     point: FloatArray
     covariance: FloatArray
@@ -55,19 +55,19 @@ class BayesFit(NamedTuple):
 def fit_with_prior(
     rows: StepMeasurements, prior: ThroughputPrior, reference: float, start: FloatArray | None = None
 ) -> BayesFit:
-    """The fit to observed steps. reference: as `rlpto.knowledge.prior.reference_batch`. start: of the search, the last
-    fit for instance. Where the time of synchronising is not known (NaN), the whole step alone counts. Deterministic."""
+    """Fit observed steps. reference: `rlpto.knowledge.prior.reference_batch`. start: start of the search, such as the
+    last fit. If the time of synchronising is not known (NaN), only the whole step counts. Deterministic."""
     steps = _pooled(rows)
     if start is None:
         known = steps.log_compute[~np.isnan(steps.log_compute)]
-        start = prior.mean.copy()  # and a level that is right unless batches were far from the reference
+        start = prior.mean.copy()  # with a level that is right unless batches were far from the reference
         start[0] = float(np.mean(known if len(known) else steps.log_step))
     point, hessian = _fit(steps, prior.mean, prior.precision, reference, start)
     return BayesFit(point, np.linalg.inv(hessian).astype(np.float64))
 
 
 def _pooled(rows: StepMeasurements) -> PooledSteps:
-    """The steps; of too many rows, means of like ones."""
+    """Return the steps, or means of similar steps if there are too many."""
     compute = np.maximum(rows.step_time - rows.sync_time, 1e-3 * rows.step_time)
     columns = np.stack(
         [rows.nodes > 1, rows.replicas, np.log(rows.local_batch), np.log(compute), np.log(rows.step_time)]
@@ -84,7 +84,7 @@ def _pooled(rows: StepMeasurements) -> PooledSteps:
 def _fit(
     steps: PooledSteps, mean: FloatArray, precision: FloatArray, reference: float, start: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """As `_search`, again as long as steps turn out to count for more or less; their weights are written."""
+    """Repeat `_search` as long as the weights of steps, which are updated in place, change."""
     point, hessian = _search(steps, mean, precision, reference, start)
     for _ in range(_REWEIGHTINGS):
         if not _reweigh(steps, reference, point):
@@ -98,7 +98,7 @@ def _fit(
 
 @njit(error_model="numpy")
 def _reweigh(steps: PooledSteps, reference: float, point: FloatArray) -> bool:
-    """Write the weights of steps by how far they are off the law at a point; True if some are not 1."""
+    """Write the weights of steps by their distance from the law at a point; True if some are not 1."""
     slopes, odd = np.zeros((2, COORDINATES)), False
     for row in range(len(steps.local)):
         size = steps.several[row] > 0.0, steps.gpus[row], steps.local[row]
@@ -119,7 +119,7 @@ def _search(
     reference: float,
     start: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """The most probable point [7], and the matrix of second derivatives there [7, 7]."""
+    """Return the most probable point [7], and the matrix of second derivatives there [7, 7]."""
     point, damping = start.copy(), 1e-3
     cost, gradient, hessian = _expand(steps, mean, precision, reference, point)
     for _ in range(_ITERATIONS):
@@ -162,7 +162,7 @@ def _expand(
 def _add_errors(
     steps: PooledSteps, reference: float, point: FloatArray, cost: float, gradient: FloatArray, hessian: FloatArray
 ) -> float:
-    """Add what the steps say to gradient [7] and hessian [7, 7]; returns the cost with theirs."""
+    """Add the errors of the steps to gradient [7] and hessian [7, 7]; returns the cost including them."""
     slopes = np.zeros((2, COORDINATES))
     for row in range(len(steps.local)):
         size = steps.several[row] > 0.0, steps.gpus[row], steps.local[row]
@@ -225,9 +225,9 @@ def fill_log_speeds(
     log_seconds: FloatArray,
     sigma: FloatArray,
 ) -> None:
-    """Fill log_seconds and sigma [S, K, C]: of a step with candidate c on k + 1 GPUs, on one node or several.
+    """Fill log_seconds and sigma [S, K, C] for a step with candidate c on k + 1 GPUs, on one node or several.
 
-    local, accumulation: [K, C], see `rlpto.performance.efficiency.BatchCandidates`. sigma: standard deviation.
+    local, accumulation: [K, C] columns of `rlpto.performance.efficiency.BatchCandidates`. sigma: standard deviation.
     """
     slopes, slope = np.zeros((2, COORDINATES)), np.zeros(COORDINATES)
     for span in range(log_seconds.shape[0]):
@@ -247,14 +247,14 @@ def fill_log_speeds(
 
 
 def prior_for(model: str, unit: int) -> ThroughputPrior:
-    """The prior of a model that runs on multiples of `unit` GPUs; 0: on any number."""
+    """Return the prior of a model that runs on multiples of `unit` GPUs, or on any number if unit is 0."""
     return size_prior_without(model) if unit else prior_without(model)
 
 
 @cache
 def size_prior_without(model: str) -> ThroughputPrior:
-    """The prior from the tables of sizes of all models that come with RLPTO, on all their kinds of GPU, but the one of
-    that name. A unit of GPUs, which all sizes of a model are multiples of, takes the place of one GPU."""
+    """Return the prior from the tables of sizes of all shipped models except the named one, on all their GPU types. A
+    unit of GPUs, of which all sizes of a model are multiples, takes the place of one GPU."""
     points = [
         fit_with_prior(_rows(table, unit, limits.base), prior_without(model), reference_batch(limits, unit)).point
         for name, profile in large_profiles().items()
@@ -267,7 +267,7 @@ def size_prior_without(model: str) -> ThroughputPrior:
 
 
 def _rows(table: SizeTable, unit: int, batch: int) -> StepMeasurements:
-    """The measured steps of a total batch, in units; how much of them is synchronising is not known."""
+    """Measured steps of a total batch, in units, with unknown time of synchronising."""
     nodes, gpus, seconds = np.array(table.steps, dtype=np.float64).T
     units = gpus / unit
     return StepMeasurements(

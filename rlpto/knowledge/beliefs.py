@@ -1,5 +1,5 @@
-"""What a job believes of itself: a fit of the steps it has observed, the gradient noise it has seen last, and the batch
-size that follows from both.
+"""A job's estimates of itself: a fit of its observed steps, its last observed gradient noise, and the batch size chosen
+from both.
 
 By the rules of Pollux (Qiao et al., OSDI 2021, section 4.1 and its artifact). Pure functions: they know no cluster.
 """
@@ -28,9 +28,9 @@ Observed = tuple[int, int, int]
 class ChoiceRule(NamedTuple):
     """How a job compares batch sizes.
 
-    exponent: of the efficiency in what is maximised, see `rlpto.performance.metrics.JobMetric`. slope: of the logarithm
-    of the noise scale on that of the batch. above: a batch in use stays unless another has over `above` times its
-    score.
+    exponent: exponent of the efficiency in the score, `rlpto.performance.metrics.JobMetric.exponent`. slope: slope of
+    the logarithm of the noise scale over the logarithm of the batch. above: a batch in use stays unless another has
+    over `above` times its score.
     """
 
     exponent: float = 1.0
@@ -39,8 +39,8 @@ class ChoiceRule(NamedTuple):
 
 
 class Score(NamedTuple):
-    """[SPANS, most] with 1.. GPUs: best score, in samples per second counted as at the base batch, and the standard
-    deviation of the logarithm of the believed speed."""
+    """[SPANS, most] with 1.. GPUs: best score, in samples per second converted to the base batch, and the standard
+    deviation of the logarithm of the estimated speed."""
 
     best: FloatArray
     sigma: FloatArray
@@ -50,10 +50,10 @@ class Score(NamedTuple):
 class ThroughputBelief:
     """Steps that one job, or all jobs of a model, have observed, and the fit to them.
 
-    limits: of the batch size. batch: the fixed batch size, or None. most: GPUs that tables go up to. exponent: see
-    `ChoiceRule`. prior: of the law; None: Pollux's fit, which has none. unit: GPUs that the law takes for one, on one
-    node: of a model that runs on multiples of them only. What is known of others is how they scale from the smallest
-    size on, not from a single GPU.
+    limits: limits of the batch size. batch: the fixed batch size, or None. most: largest number of GPUs in tables.
+    exponent: `ChoiceRule.exponent`. prior: prior of the law. Default: Pollux's fit, which has none. unit: number of
+    GPUs that the law counts as one, on one node, for a model that runs on multiples of it only: other models show how
+    it scales from the smallest size on, not from a single GPU.
     """
 
     limits: BatchLimits
@@ -71,14 +71,14 @@ class ThroughputBelief:
     _bayes: BayesFit | None = None
 
     def observe(self, key: Observed, step: float, sync: float) -> bool:
-        """Note the seconds of a step and of its synchronisation. True if such a step was not known."""
+        """Record the seconds of a step and of its synchronisation. True if such a step was not known."""
         if key in self.steps:
             return False
         self.steps[key] = (step, sync)
         return True
 
     def fit(self) -> None:
-        """Fit all steps that are known."""
+        """Fit all observed steps."""
         keys = np.array(list(self.steps), dtype=np.float64)
         times = np.array(list(self.steps.values()))
         nodes, gpus, local = keys.T
@@ -95,27 +95,27 @@ class ThroughputBelief:
 
     @property
     def _reference(self) -> float:
-        """Samples that the law's first coordinate is about."""
+        """Samples of the batch to which the law's first coordinate refers."""
         return reference_batch(self.limits, self.unit)
 
     def _in_units(self, nodes: ArrayLike, gpus: ArrayLike) -> tuple[FloatArray, FloatArray]:
-        """Numbers of nodes and GPUs as the law has them."""
+        """Numbers of nodes and GPUs in the units of the law."""
         units = np.maximum(np.asarray(gpus, dtype=np.float64) // self.unit, 1.0)
         return np.where((units > 1.0) | (self.unit == 1), np.asarray(nodes, dtype=np.float64), 1.0), units
 
     @property
     def sizes(self) -> int:
-        """Different numbers of GPUs whose steps were observed."""
+        """Number of different GPU counts at which steps were observed."""
         return len({gpus for _, gpus, _ in self.steps})
 
     def candidates(self, gpus: int) -> BatchCandidates:
-        """The choices with this number of GPUs."""
+        """Return the candidate batches with this number of GPUs."""
         if gpus not in self._candidates:
             self._candidates[gpus] = batch_candidates(self.batch, gpus, self.limits)
         return self._candidates[gpus]
 
     def throughput(self, nodes: int, gpus: int) -> FloatArray:
-        """[C] samples per second that are believed of the candidates, 0 where a limit is broken. Needs a fit."""
+        """[C] estimated samples per second of the candidates, 0 where a limit is broken. Needs a fit."""
         assert self.params is not None
         if (nodes, gpus) not in self._throughput:
             found = self.candidates(gpus)
@@ -125,11 +125,11 @@ class ThroughputBelief:
         return self._throughput[nodes, gpus]
 
     def score(self, sqr: float, var: float, slope: float = 0.0) -> Score:
-        """What policies are shown, with 1.. GPUs on one node and on several. Where the efficiency has another exponent
-        than 1, one GPU has its goodput all the same.
+        """Return the scores that policies see, with 1.. GPUs on one node and on several. If the exponent of the
+        efficiency is not 1, scores are scaled to give one GPU its goodput.
 
-        sqr, var: gradient statistics at the base batch. Before the first fit a job is taken to scale perfectly from one
-        base batch per second and GPU.
+        sqr, var: gradient statistics at the base batch. Before the first fit a job is assumed to scale perfectly from
+        one base batch per second and GPU.
         """
         if self.params is None:
             best = np.tile(self.limits.base * np.arange(1.0, self.most + 1), (SPANS, 1))
@@ -165,7 +165,7 @@ class ThroughputBelief:
             fill_log_speeds(*self._bayes, self._reference, local, accumulation, log_seconds, sigma)
             seconds = np.exp(log_seconds)
         seconds, sigma = (values[:, np.maximum(units, 1) - 1] for values in (seconds, sigma))
-        if self.unit > 1:  # as tables have it: on fewer GPUs than any size, in proportion to them
+        if self.unit > 1:  # like tables: speed in proportion to GPUs below the smallest size
             seconds *= np.maximum(self.unit / np.arange(1.0, self.most + 1), 1.0)[:, None]
         return np.where(usable, self._scales * self.limits.base / seconds, 0.0), sigma
 
@@ -183,12 +183,12 @@ def fill_score(
 ) -> int:
     """Fill out with the largest score over the candidates of throughput [S, K, C] samples/s, and with its sigma.
 
-    sigma: [S, K, C]. scales: [K, C] base batches. growth: [K, C] of the variance `var` of the base batch. exponent: as
-    in `ChoiceRule`. Returns the candidate that is best on one GPU.
+    sigma: [S, K, C]. scales: [K, C] base batches. growth: [K, C] factor on the variance `var` of the base batch.
+    exponent: `ChoiceRule.exponent`. Returns the candidate that is best on one GPU.
     """
     alone, useful = 0, np.empty(scales.shape[1])
     for gpus in range(scales.shape[0]):
-        for at in range(scales.shape[1]):  # apart from what follows, so that several are divided at once
+        for at in range(scales.shape[1]):  # a separate loop, to vectorise the divisions
             useful[at] = efficiency_at(sqr, var * growth[gpus, at], scales[gpus, at])
         if exponent != 1.0:
             for at in range(scales.shape[1]):
@@ -207,16 +207,17 @@ def fill_score(
 
 @njit(error_model="numpy")
 def efficiency_seen(sqr: float, var: float, scale: float, slope: float) -> float:
-    """Progress per sample with `scale` base batches; a gain of 1 where the statistics are odd.
+    """Progress per sample with `scale` base batches; if the statistics are not valid, a step gains as much as a base
+    batch.
 
-    sqr, var: gradient statistics at the base batch; the variance is taken to grow with scale ** slope.
+    sqr, var: gradient statistics at the base batch; the variance is assumed to grow with scale ** slope.
     """
     return efficiency_at(sqr, var * scale**slope, scale)
 
 
 @njit(error_model="numpy")
 def efficiency_at(sqr: float, var: float, scale: float) -> float:
-    """As `efficiency_seen`, of the variance at that batch."""
+    """`efficiency_seen` for the variance at that batch."""
     below = var / scale + sqr
     return float((var + sqr) / below / scale if below > 0.0 else 1.0 / scale)
 
@@ -234,9 +235,10 @@ def powers(scales: FloatArray, exponent: float) -> FloatArray:
 def choose(
     throughput: FloatArray, scales: FloatArray, growth: FloatArray, sqr: float, var: float, rule: ChoiceRule, held: int
 ) -> int:
-    """The candidate with the largest score, the first of equals; `held`, one in use, stays if `rule.above` says so.
+    """Return the candidate with the largest score, the first of equals; `held`, the one in use, stays by `rule.above`.
 
-    throughput, scales: [C]. growth: [C] of the variance `var` of the base batch. held: negative if none is in use.
+    throughput, scales: [C]. growth: [C] factor on the variance `var` of the base batch. held: negative if none is in
+    use.
     """
     best, most, present = 0, -1.0, 0.0
     for at in range(len(throughput)):
@@ -262,10 +264,10 @@ def follow_choices(
     out_rates: FloatArray,
     out_choices: IntArray,
 ) -> None:
-    """Fill out_rates and out_choices [P] with what a job will choose in each epoch from `epoch` on, and its true speed.
+    """Fill out_rates and out_choices [P] with a job's choices in each epoch from `epoch` on, and its true speeds.
 
-    throughput, scales: [C] as believed; an empty throughput: nothing is, and `first` stays. grad_sqr, grad_var, rates:
-    [C, P] truth. In an epoch the job sees the statistics of its batch, by which it chooses in the next.
+    throughput, scales: [C] estimates; if throughput is empty, `first` stays. grad_sqr, grad_var, rates: [C, P] truth.
+    In each epoch the job observes the statistics of its batch, and chooses by them in the next.
     """
     choice = first
     growth, decline = powers(scales, rule.slope), powers(scales, -rule.slope)

@@ -1,8 +1,8 @@
-"""What is believed of speeds by the largest number of GPUs that was seen: a table in place of a fit for every job.
+"""Estimated speeds by the largest observed number of GPUs: a table instead of a fit for every job.
 
-Compiled clusters, on which agents learn and constants are tuned, cannot fit as they go. For every type of job the fits
-are made before: to the true steps with 1, 2, 4, ... GPUs up to each size, halfway through the training. Jobs that fit
-for themselves may have skipped sizes, and see gradient statistics change.
+Compiled clusters, on which agents learn and constants are tuned, cannot run fits during a simulation. The fits of every
+job type are made in advance: to the true steps with 1, 2, 4, ... GPUs up to each size, halfway through the training.
+Jobs that run their own fits may have skipped sizes, and observe changing gradient statistics.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rlpto.performance.tables import SpeedTables, packed_groups
 
 
 def levels_of(most: int) -> int:
-    """Levels of what was seen with at most `most` GPUs: 0 nothing, then up to 1, 3, 7, ... GPUs."""
+    """Number of observation levels with at most `most` GPUs: 0 for no observation, then up to 1, 3, 7, ... GPUs."""
     return most.bit_length() + 1
 
 
 def believed_by_size(truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int) -> FloatArray:
-    """[T, L, K + 1] believed over true speed of jobs of each type with k GPUs, packed, by the level of what was seen.
+    """[T, L, K + 1] estimated over true speed of jobs of each type with k GPUs, packed, by observation level.
 
-    truth: performance of batches. gpus_per_node: of the nodes that jobs are packed on. What is seen on one kind of GPU
-    counts as seen on all, and on a kind on which a model does not fit beliefs are true.
+    truth: performance of batches. gpus_per_node: size of the nodes on which jobs are packed. An observation on one GPU
+    type counts for all, and on a GPU type on which a model does not fit estimates are true.
     """
     factor = np.ones((len(tables.types), levels_of(tables.max_gpus), tables.max_gpus + 1))
     packed = tables.packed_rows(gpus_per_node)
@@ -46,7 +46,7 @@ def believed_by_size(truth: BatchCache, rules: BeliefRules, tables: SpeedTables,
 def _speeds(
     number: int, truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int, epoch: int
 ) -> FloatArray:
-    """[L, K + 1] samples per second of a type, as believed and counted at the base batch, with steps of an epoch
+    """[L, K + 1] estimated samples per second of a type, converted to the base batch, with steps of an epoch
     observed."""
     job_type, most, kind = tables.types[number], tables.max_gpus, tables.kinds[tables.kind[number]]
     limits, exponent = truth.source.limits(job_type.model, kind), METRICS[job_type.metric].exponent

@@ -1,4 +1,4 @@
-"""Beliefs of jobs that know only what they observe: of each job, or shared by jobs of a type."""
+"""Estimated speeds of jobs from their own observations, fitted for each job or shared by jobs of a type."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from rlpto.performance.profiles import BatchPerformanceSource
 from rlpto.performance.tables import JobType, SpeedTables
 
 STAGES = 8
-"""Parts of what a job has left, in each of which it is expected to see other gradient statistics."""
+"""Number of parts of a job's remaining epochs for which other gradient statistics are expected."""
 PRIOR_WEIGHT = 0.5
-"""How much the prior of a slope counts: as observations with this sum of squared deviations of log batch."""
+"""Weight of the prior of a slope: it counts like observations with this sum of squared deviations of log batch."""
 
 
 class Statistics(NamedTuple):
-    """Squared norm and variance of a gradient, and the batch that showed them, in base batches."""
+    """Squared norm and variance of a gradient, and the batch at which they were observed, in base batches."""
 
     sqr: float
     var: float
     scale: float = 1.0
 
     def at_base(self, slope: float) -> tuple[float, float]:
-        """What the base batch would show, if the variance grows with the batch to the power `slope`."""
+        """Statistics expected at the base batch, if the variance grows with the batch to the power `slope`."""
         return self.sqr, self.var * self.scale**-slope
 
 
 class NoiseSlopes:
-    """How the gradient noise scale grows with the batch size: an exponent by type of job, learnt from jobs of the type.
+    """Growth of the gradient noise scale with the batch size: an exponent per job type, learnt from jobs of the type.
 
-    The noise scale changes much more from epoch to epoch than with the batch, so only what was seen in the same epoch
-    with different batches shows it. prior: of a type that nothing was seen of; learn: whether observations change it.
+    The noise scale changes much more from epoch to epoch than with the batch, so only observations in the same epoch
+    with different batches show it. prior: exponent of a type without observations; learn: whether observations change
+    it.
     """
 
     def __init__(self, prior: float, *, learn: bool) -> None:
@@ -53,11 +54,11 @@ class NoiseSlopes:
         self._slopes: dict[JobType, float] = {}
 
     def of(self, job_type: JobType) -> float:
-        """The exponent of a type."""
+        """Return the exponent of a type."""
         return self._slopes.get(job_type, self._prior)
 
     def learn(self, job_type: JobType, job: int, epoch: int, sqr: float, var: float, scale: float) -> None:
-        """Job number `job` saw these gradient statistics at `scale` base batches; the first of an epoch count."""
+        """Record gradient statistics of job number `job` at `scale` base batches; only the first of an epoch count."""
         if not self._learn or self._noted.get(job) == epoch:
             return
         self._noted[job] = epoch
@@ -70,11 +71,13 @@ class NoiseSlopes:
 
 
 class JobFits:
-    """Speeds that are believed of active jobs, as `tables` with types of their own: one for every kind of GPU.
+    """Estimated speeds of active jobs, as `tables` with types for each job: one per GPU type.
 
-    jobs: as in the store, whose `believed_type` of active jobs is kept up to date. model_tables: of the jobs' models;
-    their speeds are not looked at. source: limits of batch sizes, and one GPU's throughput on every kind.
-    rules: how observations become beliefs. left: [n] epochs that jobs number [n] are believed to have left.
+    jobs: in the order of the store; `believed_type` of active jobs is kept up to date there. model_tables: tables of
+    the jobs' models; their speeds are not used. source: limits of batch sizes, and one GPU's throughput on every GPU
+    type.
+    rules: how estimates are formed from observations. left: function that returns the [n] estimated remaining epochs of
+    jobs number [n].
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class JobFits:
 
     @property
     def tables(self) -> SpeedTables:
-        """What policies are shown."""
+        """The tables that policies see."""
         return self._types.tables
 
     def type_of(self, job: int) -> JobType:
@@ -125,7 +128,7 @@ class JobFits:
         return self._job_types[job]
 
     def fit_of(self, job: int, kind: int = 0) -> ThroughputBelief:
-        """What a job believes of its throughput on the kind of GPU number `kind`."""
+        """Return the fit of a job's throughput on GPU type number `kind`."""
         key = self._evidence_of(job), kind
         if key not in self._fits:
             own = self.type_of(job)
@@ -139,26 +142,26 @@ class JobFits:
         return self._fits[key]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:
-        """Gradient statistics that a job saw last, or where fits are shared one like it, as the base batch would show
-        them; None: there are none."""
+        """Gradient statistics that the job observed last, converted to the base batch; if fits are shared, else those
+        of a job of its type. None without observations."""
         seen = self._seen.get(job, self._seen_by_type.get(self.type_of(job)) if self._rules.shared else None)
         return None if seen is None else seen.at_base(self.slope_of(job))
 
     def slope_of(self, job: int) -> float:
-        """Growth of a job's noise scale with the batch size, as an exponent."""
+        """Exponent of the growth of a job's noise scale with the batch size."""
         return self._slopes.of(self.type_of(job))
 
     def _evidence_of(self, job: int) -> int | JobType:
-        """Whose steps a job's fit rests on."""
+        """Return the job or job type whose steps a job's fit uses."""
         return self.type_of(job) if self._rules.shared else job
 
     def _epoch_of(self, job: int) -> int:
-        """The epoch that policies look at: see `rlpto.core.jobs.VIEW`."""
+        """Epoch of a job in policies' views, at most the last measured one."""
         last = int(self.tables.epochs[self._types.first[job]]) - 1
         return min(int(self._store.records["progress"][job]), last)
 
     def follow(self, active: IntArray) -> list[int]:
-        """Give every active job types, and take them from jobs that have finished, which are returned."""
+        """Add types for new active jobs, and drop those of finished jobs, which are returned."""
         present, records = set(active.tolist()), self._store.records
         finished = [job for job in self._types.first if job not in present]
         for job in finished:
@@ -178,7 +181,7 @@ class JobFits:
         return finished
 
     def show_kind(self, job: int) -> None:
-        """Show a job on the kind of GPU of its true type."""
+        """Show a job on the GPU type of its true type."""
         records = self._store.records
         records["believed_type"][job] = self._types.first[job] + self._kind_of[records["type_index"][job]]
 
@@ -191,9 +194,9 @@ class JobFits:
         epoch: int,
         epochs: int,
     ) -> None:
-        """A job has observed steps (size, seconds, seconds of synchronisation) on a kind of GPU, and gradients.
+        """Record a job's observed steps (size, seconds, seconds of synchronisation) on a GPU type, and its gradients.
 
-        seen: last of them, in `epoch` of the `epochs` of its profile.
+        seen: the last gradient statistics, observed in `epoch` of the `epochs` of its profile.
         """
         fit, own, refitted = self.fit_of(job, kind), self.type_of(job), False
         for size, step, sync in steps:
@@ -213,7 +216,7 @@ class JobFits:
             self._stale.update(like if refitted else like & self._seeing_nothing)
 
     def refresh(self) -> None:
-        """Bring the tables up to date with what was learnt."""
+        """Update the tables with the latest observations."""
         if not self._rules.shown:
             self._stale.clear()
             return
@@ -227,7 +230,7 @@ class JobFits:
         self._stale.clear()
 
     def _write(self, job: int) -> None:
-        """Write what is believed of a job into its rows."""
+        """Write the estimates of a job into its rows."""
         seen, tables = self.seen_by(job), self.tables
         worth = self._source.epoch_samples(self.type_of(job).model)
         stages = self._stages(job, (1.0, 0.0) if seen is None else seen, len(worth) - 1)
@@ -262,11 +265,11 @@ class JobFits:
                 rates[:, later] = (score.best * self._projection(job, seen_on, kind)).reshape(-1, 1) / samples
 
     def _stages(self, job: int, seen: tuple[float, float], last: int) -> list[tuple[int, tuple[float, float]]]:
-        """From which epoch on a job is expected to see which gradient statistics, as the base batch would show them;
-        `last`: epoch of its profile.
+        """First epochs of stages of a job, with the gradient statistics expected in each, at the base batch; `last`:
+        last epoch of its profile.
 
-        What it has seen last goes on, in proportion to what others of its type saw in the epochs ahead of it, where
-        they share that; in STAGES parts of what is left.
+        The statistics that it observed last continue, in proportion to the observations of other jobs of its type in
+        later epochs if these are shared, in STAGES parts of the remaining epochs.
         """
         shared = self._rules.shared and self._rules.ahead
         path = self._seen_by_epoch.get(self.type_of(job)) if shared else None
@@ -288,8 +291,8 @@ class JobFits:
         return stages
 
     def _projection(self, job: int, seen_on: int, kind: int) -> float:
-        """Speed on a kind of GPU relative to that on another, where the job has run: by the ratio of one GPU's
-        throughputs, as Sia does (Jayaram Subramanya et al., SOSP 2023)."""
+        """Speed on one GPU type relative to another on which the job has run, by the ratio of one GPU's throughputs
+        (Sia, Jayaram Subramanya et al., SOSP 2023)."""
         if kind == seen_on:
             return 1.0
         key = self.type_of(job).model, seen_on, kind

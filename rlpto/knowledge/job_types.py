@@ -1,8 +1,8 @@
-"""What is believed of jobs, in one form: speed tables in which each job has types of its own.
+"""Estimates for jobs in one form: speed tables in which each job has types of its own.
 
-`JobTypes` holds the tables; what writes them is a fitter: `EstimatedJobs` writes the truth with the errors of noisy
-estimates, `rlpto.knowledge.job_fits.JobFits` what Pollux's fits of observed steps say. Views, planner and predictions
-read them as any speed tables.
+`JobTypes` holds the tables. A fitter writes them: `EstimatedJobs` writes the truth with the errors of noisy estimates,
+`rlpto.knowledge.job_fits.JobFits` the fits of observed steps. Views, planner and predictions read them like any speed
+tables.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from rlpto.performance.fitted import SPANS
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 
 Key = TypeVar("Key", bound=Hashable)
-"""What stands for a job: its number, or that and a type."""
+"""Key of a job: its number, or its number and a type."""
 FIRST_JOBS = 64
-"""Jobs that the tables have room for at first; twice as many whenever it runs out."""
+"""Initial number of jobs in the tables; it doubles whenever they are full."""
 _OF_MODELS = ("accuracy", "epochs", "samples", "rescale_delay")
-"""Columns of types that jobs have from their models."""
+"""Columns of types that jobs take from their models."""
 _CHOSEN = ("batch_size", "servers", "most_servers", "fit")
 _BELIEVED = ("known_remaining", "known_speed", "sizes_seen", "speed_sigma", "written")
-"""Further columns of types."""
+"""Columns of types that hold estimates."""
 
 
 class JobTypes(Generic[Key]):
-    """Speed tables with types for jobs behind those of their models: for each job one, or one for every kind of GPU.
+    """Speed tables with types for jobs behind the types of their models: for each job one, or one per GPU type.
 
-    base: speeds of the jobs' models. kinds: types of a job. room: jobs that there is room for at first.
-    first: by job, the number of its first type in `tables`. The rows of these types belong to no other.
+    base: speeds of the jobs' models. kinds: types per job. room: initial number of jobs.
+    first: by job, the number of its first type in `tables`. Each of these types has its own rows.
     """
 
     def __init__(self, base: SpeedTables, kinds: int = 1, room: int = FIRST_JOBS) -> None:
@@ -53,7 +53,9 @@ class JobTypes(Generic[Key]):
         self._free.append(self.first.pop(job))
 
     def add(self, job: Key, model_type: int) -> int:
-        """The first type of a new job, which has accuracy, samples and delay of a type of `base`; not its speed."""
+        """Return the first type of a new job, with accuracy, samples and delay of a type of `base`, but without its
+        speed.
+        """
         if not self._free:
             self._grow()
         self.first[job] = first = self._free.pop()
@@ -63,7 +65,7 @@ class JobTypes(Generic[Key]):
         own.samples[types] = base.samples[model_type]
         own.rescale_delay[types] = own.type_records["delay"][types] = base.rescale_delay[model_type]
         own.accuracy_ahead[types] = base.accuracy_ahead[model_type]
-        if own.fit.size:  # a type for all kinds stands for the one that allows most
+        if own.fit.size:  # a type for all GPU types uses the one that allows most
             alone = self._kinds == 1
             own.fit[types] = base.fit_anywhere[model_type] if alone else base.fit[base.by_kind[model_type]]
         if self._kinds == 1:
@@ -72,7 +74,7 @@ class JobTypes(Generic[Key]):
         return first
 
     def _grow(self) -> None:
-        """Make room for twice as many jobs; those there are keep their types."""
+        """Make room for twice as many jobs; present jobs keep their types."""
         before, known = self.tables, len(self.tables.types)
         self._make_room(2 * self._room)
         for name in (*_OF_MODELS, "accuracy_ahead", "fit", "sizes_seen", "speed_sigma"):
@@ -82,8 +84,8 @@ class JobTypes(Generic[Key]):
 
 
 def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
-    """The tables, and behind their types `kinds` types for each of `jobs` jobs, with rows for SPANS numbers of nodes.
-    The caller writes what these types hold; no two of them share a row. Types of a job are variants of its first."""
+    """Append to the tables `kinds` types for each of `jobs` jobs, with rows for SPANS numbers of nodes. The caller
+    writes their contents; no two of them share a row. Types of a job are variants of its first."""
     types, rows, most, count = len(base.types), len(base.rates), base.max_gpus, jobs * kinds
     spans = np.arange(max(SPANS, base.row.shape[1]))
     row = np.zeros((types + count, len(spans), most + 1), dtype=np.int32)
@@ -113,10 +115,10 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
 
 
 class EstimatedJobs:
-    """Beliefs of jobs of which only estimates with errors are known: speed and work left.
+    """Speeds and remaining work of jobs that are known only with errors.
 
-    base: speeds of the jobs' models. tables: with a type for every job and type of it: on another kind of GPU it has
-    other speeds.
+    base: speeds of the jobs' models. tables: with a type for every pair of a job and its type, because its speeds
+    differ by GPU type.
     """
 
     def __init__(self, base: SpeedTables, gpus_per_node: int) -> None:
@@ -143,7 +145,7 @@ class EstimatedJobs:
         return np.array([self._types.first[job] for job in jobs], dtype=np.int64)
 
     def _write(self, own_type: int, kind: int, believed: BelievedSpeeds, row: int) -> None:
-        """Write what is estimated of row `row`, a job of type `kind` of `base`, into its type of `tables`."""
+        """Write the estimates of row `row`, a job of type `kind` of `base`, into its type of `tables`."""
         noise, base, own, packed = believed.noise, self.base, self.tables, self._packed[kind]
         assert noise is not None
         gpus = np.maximum(np.arange(base.max_gpus + 1), 1)

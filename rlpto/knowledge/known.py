@@ -1,4 +1,4 @@
-"""What is known of jobs: the truth, estimates with errors, or what jobs observe."""
+"""Knowledge about jobs: the truth, estimates with errors, or the jobs' own observations."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rlpto.performance.tables import JobType
 
 FitMethod = Literal["pollux", "bayes"]
 UNSEEN_HOURS = 0.25
-"""Hours on one GPU that a job looks as if it had left while nothing of its speed was observed: a policy that puts long
-jobs off would never start it otherwise, and never learn its speed. Any short time gives the same schedules."""
+"""Remaining hours on one GPU that a job seems to have before any of its speed was observed. Otherwise a policy that
+defers long jobs would never start it, and never learn its speed. Any short time gives the same schedules."""
 
 
 class BatchCache:
-    """Performance of batches, kept: a placement comes back often, in every run of an experiment."""
+    """Cache of the performance of batches: a placement recurs often, in every run of an experiment."""
 
     def __init__(self, source: BatchPerformanceSource) -> None:
         self.source = source
         self._known: dict[tuple[JobType, tuple[int, ...], str], BatchPerformance] = {}
 
     def __call__(self, job_type: JobType, placement: tuple[int, ...], gpu: str) -> BatchPerformance:
-        """See `BatchPerformanceSource.batch_performance`."""
+        """Return `BatchPerformanceSource.batch_performance`, cached."""
         key = (job_type, placement, gpu)
         if key not in self._known:
             self._known[key] = self.source.batch_performance(job_type, placement, gpu)
@@ -34,15 +34,16 @@ class BatchCache:
 
 @dataclass(frozen=True)
 class BeliefRules:
-    """How the observations of jobs become beliefs; without arguments as in Pollux's simulator.
+    """How estimates are formed from the observations of jobs. The defaults are those of Pollux's simulator.
 
-    shared: jobs of a type share what they observe. method: pollux: `rlpto.knowledge.online_fit`; bayes:
-    `rlpto.knowledge.bayes_fit`. noise_slope: how the gradient noise scale grows with the batch size, as an exponent,
-    until a model has shown otherwise (shared) or for good; 0: it does not, and no slope is learnt. unseen_hours: see
-    UNSEEN_HOURS; None: a job that nothing was observed of looks as if it trained one base batch per second and GPU.
-    ahead: shared speeds foresee the gradients of later epochs, which takes most of the time; only policies that
-    simulate forward look at them. shown: whether the speeds are shown at all, which only some policies look at; jobs
-    choose their batch sizes by them in any case.
+    shared: jobs of a type share their observations. method: pollux: `rlpto.knowledge.online_fit`; bayes:
+    `rlpto.knowledge.bayes_fit`. noise_slope: exponent of the growth of the gradient noise scale with the batch size,
+    until a model has shown another (shared) or for good; with 0 it does not grow, and no slope is learnt. unseen_hours:
+    remaining hours of a job without observations, such as UNSEEN_HOURS. Default: such a job seems to train one base
+    batch per second and GPU.
+    ahead: shared speeds predict the gradients of later epochs, which takes most of the time; only policies that
+    simulate forward use them. shown: whether speeds are shown to policies, which only some policies need; jobs choose
+    their batch sizes by them in any case.
     """
 
     shared: bool = False
@@ -54,18 +55,18 @@ class BeliefRules:
 
 
 AS_POLLUX = BeliefRules()
-"""As in Pollux's simulator, which published figures of Pollux rest on."""
+"""Rules of Pollux's simulator, on which published figures of Pollux rest."""
 NOISE_SLOPE = 0.2
-"""Exponent of the noise scale in the batch size, over measured models; see docs/notes."""
+"""Exponent of the noise scale in the batch size, over measured models (docs/notes)."""
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What policies know, and what jobs know of themselves; without arguments the truth.
+    """Knowledge of policies, and of jobs about themselves. Default: the truth.
 
-    noise: errors of what policies believe, or None. remaining, tail: what they believe of remaining work, see
-    `rlpto.knowledge.remaining.RemainingWork`. beliefs: true speeds that jobs choose from, where they know only what
-    they observe, as policies do; None: all know the truth. rules: with beliefs, how they are formed.
+    noise: errors of policies' estimates, or None. remaining, tail: rule for remaining work, in
+    `rlpto.knowledge.remaining.RemainingWork`. beliefs: true speeds for jobs that, like policies, know only their
+    observations. Default: all know the truth. rules: how estimates are formed, with `beliefs`.
     """
 
     noise: EstimateNoise | None = None
@@ -76,4 +77,4 @@ class Knowledge:
 
 
 TRUTH = Knowledge()
-"""Everything is known as it is."""
+"""Everything is known exactly."""

@@ -1,6 +1,6 @@
-"""What a job believes of its own throughput: Pollux's seven parameters, fitted to the steps it has seen.
+"""A job's estimate of its own throughput: Pollux's seven parameters, fitted to its observed steps.
 
-Objective, start, bounds and what is held fixed follow AdaptDL (Qiao et al., OSDI 2021, section 4.1, and its code).
+Objective, start, bounds and fixed parameters follow AdaptDL (Qiao et al., OSDI 2021, section 4.1, and its code).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from rlpto.performance.throughput import MAX_GAMMA, NO_COST, StepMeasurements, T
 _START = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
 _ALPHA_C, _BETA_C, _ALPHA_N, _BETA_N, _ALPHA_R, _BETA_R, _GAMMA = range(7)
 _NODE_PREMIUM = 1.1
-"""Cost of synchronising across nodes relative to one node, where several nodes were never seen."""
+"""Cost of synchronising across nodes relative to one node, if several nodes were never observed."""
 
 
 def fit_observed(rows: StepMeasurements) -> ThroughputParams:
-    """Parameters that explain the steps a job has observed, one row for each (nodes, GPUs, local batch).
+    """Fit parameters to the steps a job has observed, one row for each (nodes, GPUs, local batch).
 
     Minimised is RMSE of log(step - sync) + RMSE of log(step) + 1e-3 (gamma - 1)^2 + 1e-2 ((beta_n / alpha_n)^2 +
-    (beta_r / alpha_r)^2). What the rows cannot tell is held fixed: with one local batch alpha_c is half the computing
-    time; sizes that were not seen cost nothing, but several nodes at least 1.1 times one. Deterministic.
+    (beta_r / alpha_r)^2). Parameters that the rows do not determine are fixed: with one local batch alpha_c is half the
+    computing time; unobserved sizes cost nothing, but several nodes at least 1.1 times one. Deterministic.
     """
     from scipy.optimize import minimize
 
@@ -62,7 +62,7 @@ def fit_observed(rows: StepMeasurements) -> ThroughputParams:
 
 @lru_cache(maxsize=1)
 def _libraries() -> ThreadpoolController:
-    """Libraries with threads that are loaded. Looking for them takes longer than a fit."""
+    """Loaded libraries with threads, cached because looking for them takes longer than a fit."""
     return ThreadpoolController()
 
 

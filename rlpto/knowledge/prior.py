@@ -1,7 +1,7 @@
-"""What is known of a model's throughput before it was seen: the laws of other models, as one normal distribution.
+"""Prior of a model's throughput before any observation: the laws of other models, as one normal distribution.
 
 The law is Pollux's (`rlpto.performance.throughput`), in coordinates in which models of very different step times are
-alike: the logarithm of the time t0 to compute the base batch on one GPU, and logarithms of ratios to it.
+similar: the logarithm of the time t0 to compute the base batch on one GPU, and logarithms of ratios to it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ COORDINATES = 7
 log (beta_n / alpha_n), log (gamma - LEAST_GAMMA)."""
 LEAST_GAMMA = 0.95
 _LEAST_ALPHA, _LEAST_BETA = 0.003, 0.0003
-"""Of t0: cheaper synchronisation counts as this."""
+"""Lower bounds of synchronisation costs, as shares of t0."""
 _SHARE = (0.02, 0.98)
 """Bounds of the constant part of t0."""
 _MOST_GAMMA = 5.0
 LEVEL_SIGMA = 1.5
 """Standard deviation of log t0: other models say little about a model's step time."""
 _SHRINKAGE, _MODEL_SIGMA = 0.4, 0.2
-"""How much correlations between coordinates are shrunk, and a standard deviation added to each of them: with a handful
-of models, the covariance is itself uncertain."""
+"""Shrinkage of correlations between coordinates, and a standard deviation added to each coordinate: with a handful of
+models, the covariance is itself uncertain."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class ThroughputPrior:
 
 @cache
 def prior_without(model: str) -> ThroughputPrior:
-    """The prior from all built-in models on all their kinds of GPU but the one of that name, if there is one. Raises
-    ConfigError without two others."""
+    """Return the prior from all built-in models except the named one, on all their GPU types. Raises ConfigError
+    without two others."""
     profiles = others_than(model, least=2)
     rows = [
         coordinates(speed.throughput, reference_batch(profile.on(kind).batch))
@@ -57,7 +57,7 @@ def prior_without(model: str) -> ThroughputPrior:
 
 
 def prior_of(sample: FloatArray) -> ThroughputPrior:
-    """The prior from coordinates [N, 7] of other laws."""
+    """Return the prior from coordinates [N, 7] of other laws."""
     covariance = (1 - _SHRINKAGE) * np.cov(sample.T, bias=True)
     variance = sample.var(axis=0) + _MODEL_SIGMA**2
     variance[0] = LEVEL_SIGMA**2
@@ -67,7 +67,7 @@ def prior_of(sample: FloatArray) -> ThroughputPrior:
 
 
 def others_than(model: str, least: int) -> list[Profile]:
-    """All built-in profiles but the one of that name. Raises ConfigError if there are fewer than `least`."""
+    """Return all built-in profiles except the named one. Raises ConfigError if there are fewer than `least`."""
     found = [profile for name, profile in builtin_profiles().items() if name != model]
     if len(found) < least:
         raise ConfigError(
@@ -78,12 +78,14 @@ def others_than(model: str, least: int) -> list[Profile]:
 
 
 def reference_batch(limits: BatchLimits, unit: int = 1) -> float:
-    """Samples that t0 is about: the base batch, or as much of it as one GPU, or a unit of several, computes at once."""
+    """Samples of the batch for t0: the base batch, or as much of it as one GPU, or a unit of several, computes at
+    once.
+    """
     return float(min(limits.base, unit * limits.max_local))
 
 
 def coordinates(law: ThroughputParams, reference: float) -> FloatArray:
-    """[7] coordinates of a law; negligible costs count as small ones. reference: as `reference_batch`."""
+    """[7] coordinates of a law; negligible costs count as small ones. reference: `reference_batch`."""
     level = law.alpha_c + law.beta_c * reference
     share = np.clip(law.alpha_c / level, *_SHARE)
     one, several = (max(alpha / level, _LEAST_ALPHA) for alpha in (law.alpha_r, law.alpha_n))
@@ -102,7 +104,7 @@ def coordinates(law: ThroughputParams, reference: float) -> FloatArray:
 
 
 def law_at(point: FloatArray, reference: float) -> ThroughputParams:
-    """The law with these coordinates [7]."""
+    """Return the law with these coordinates [7]."""
     level, share = math.exp(point[0]), 1 / (1 + math.exp(-point[1]))
     one = level * math.exp(point[2])
     several = one * math.exp(point[4])

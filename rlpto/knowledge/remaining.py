@@ -1,10 +1,10 @@
-"""How much work jobs are believed to have left, from what a scheduler can see of them.
+"""Estimates of jobs' remaining work, from observations that a scheduler can make.
 
-By the curve of a job's accuracy is the idea of Optimus (Peng et al., EuroSys 2018) and SLAQ (Zhang et al., SoCC 2017),
+Estimation from a job's accuracy curve follows Optimus (Peng et al., EuroSys 2018) and SLAQ (Zhang et al., SoCC 2017),
 without a declared target: training ends after the curve flattens. The gain over the last half of a job's epochs, as a
 share of its whole gain, is compared with the curves of other models at every part of their training. The part is a
-distribution, uniform before anything is known (as for lengths with the heavy tail 1 / x), so that a curve which says
-nothing leaves the rule of unknown work.
+distribution, uniform a priori (like for lengths with the heavy tail 1 / x), so an uninformative curve leads to the same
+estimate as `unknown`.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from rlpto.performance.tables import SpeedTables
 
 RemainingKnowledge = Literal["declared", "learnt", "curve", "learnt_or_curve", "unknown"]
 LEAST_EPOCHS = 1.0
-"""Epochs that are believed to be left, at least, of a job of unknown length."""
+"""Least estimated remaining epochs of a job of unknown length."""
 LEAST_GAIN = 1e-4
-"""Gain in accuracy, and share of all that was gained, that smaller ones count as."""
+"""Lower bound of gains in accuracy, and of the recent share of the whole gain."""
 SPREAD = 1.0
 """Standard deviation of the logarithm of the recent gain, from one model's curve to another's at the same part."""
 _EDGES = np.linspace(0.0, 1.0, 51)
 _PARTS = (_EDGES[1:] + _EDGES[:-1]) / 2
 AccuracyAt = Callable[[IntArray, FloatArray], FloatArray]
-"""[n] accuracy that jobs number [n] had after [n] epochs, no more than they have trained."""
+"""[n] accuracy that jobs number [n] had after [n] epochs, which they have trained already."""
 
 
 class RemainingWork:
-    """Epochs that jobs of a store are believed to have left.
+    """Estimated remaining epochs of the jobs of a store.
 
-    declared: the truth. unknown: `tail` times what they have done, which is what a heavy tail suggests. curve: by how
-    much their accuracy has flattened; where that says nothing it is the rule of unknown.
-    learnt: up to the mean length of finished jobs of the same type and user that were longer than what the job has
-    done, else of all users' jobs of the type; of a job that stopped early, what it trained until then. Users that are
-    not known count as one. What is not learnt is as if unknown, with learnt_or_curve by the curve.
-    tables: of the jobs' models; batch sizes, servers and kinds of GPU that were chosen make no other type of a job.
+    declared: the truth. unknown: `tail` times the epochs done, as a heavy tail suggests. curve: by the flattening of
+    the job's accuracy; an uninformative curve gives the same as unknown.
+    learnt: from the mean length of finished jobs of the same type and user that were longer than the job's progress,
+    else of all users' jobs of the type; a job that stopped early counts with the epochs it trained. Unknown users count
+    as one user. Without such jobs, as for unknown, or with learnt_or_curve as for curve.
+    tables: tables of the jobs' models; chosen batch sizes, servers and GPU types do not change a job's type here.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class RemainingWork:
         self.take_tables(tables)
 
     def take_tables(self, tables: SpeedTables) -> None:
-        """From now on these are the tables of the jobs' models."""
+        """Use these tables of the jobs' models from now on."""
         self._pooled = tables.pooled
         self._models = np.array([kind.model for kind in tables.types])
 
     def __call__(self, index: IntArray) -> FloatArray:
-        """[n] epochs of jobs number `index` [n]."""
+        """[n] remaining epochs of jobs number `index` [n]."""
         progress = self._store.progress[index]
         if self._how == "declared":
             return self._store.epochs[index] - progress
@@ -67,11 +67,13 @@ class RemainingWork:
         return np.where(np.isnan(learnt), left, learnt)
 
     def known(self, index: IntArray) -> BoolArray:
-        """[n] True where what jobs number `index` [n] have left is declared or learnt: the rest is a guess."""
+        """[n] True where the remaining work of jobs number `index` [n] is declared or learnt; False where it is a
+        guess.
+        """
         return np.full(len(index), self._how == "declared") | ~np.isnan(self._learnt(index))
 
     def _by_curve(self, index: IntArray) -> FloatArray:
-        """[n] epochs left, in multiples of those done, by the accuracy of jobs so far."""
+        """[n] remaining epochs, in multiples of the epochs done, by the accuracy of jobs so far."""
         progress = self._store.progress[index]
         start, half, now = (self._accuracy_at(index, part * progress) for part in (0.0, 0.5, 1.0))
         models, gains = self._models[self._store.type_index[index]], recent_gain(start, half, now)
@@ -82,7 +84,7 @@ class RemainingWork:
         return (1 - done) / done
 
     def _learnt(self, index: IntArray) -> FloatArray:
-        """[n] epochs left as finished jobs suggest; NaN where there are none, or nothing is learnt."""
+        """[n] remaining epochs learnt from finished jobs; NaN where there are none, or nothing is learnt."""
         left = np.full(len(index), np.nan)
         if self._how in ("learnt", "learnt_or_curve"):
             fill_learnt(self._store.records, self._pooled, index, np.empty((len(index), 4)), left)
@@ -91,10 +93,10 @@ class RemainingWork:
 
 @kernel()
 def fill_learnt(jobs: AnyArray, pooled: IntArray, index: IntArray, sums: FloatArray, left: FloatArray) -> None:
-    """Fill left [n] with epochs that jobs number index [n] have left as finished ones suggest, where there are some.
+    """Fill left [n] with the remaining epochs of jobs number index [n] learnt from finished jobs, where there are some.
 
-    jobs: [M] JOB. pooled: [T] as in the speed tables. sums: [n, 4] memory. The mean is of those of the same type and
-    user that were longer than what the job has done; without any, of those of all users.
+    jobs: [M] JOB. pooled: [T] `SpeedTables.pooled`. sums: [n, 4] memory. The mean is over finished jobs of the same
+    type and user that were longer than the job's progress; without any, over those of all users.
     """
     sums[: len(index)] = 0.0
     for j in range(len(jobs)):
@@ -118,7 +120,7 @@ def fill_learnt(jobs: AnyArray, pooled: IntArray, index: IntArray, sums: FloatAr
 
 
 def recent_gain(start: FloatArray, half: FloatArray, now: FloatArray) -> FloatArray:
-    """Logarithm of the gain in accuracy since half of the epochs, as a share of all that was gained; any shape.
+    """Logarithm of the gain in accuracy since half of the epochs, as a share of the whole gain; any shape.
 
     start, half, now: accuracy at the beginning, at half of the epochs done and after them. NaN where nothing was
     gained.
@@ -129,10 +131,10 @@ def recent_gain(start: FloatArray, half: FloatArray, now: FloatArray) -> FloatAr
 
 
 def parts_done(model: str, gain: FloatArray, quantile: float) -> FloatArray:
-    """[n] parts of its training that jobs of a model are believed to have done, by other models' curves.
+    """[n] estimated part of its training that each job of a model has done, by other models' curves.
 
-    gain: [n] as `recent_gain`, NaN: not known. quantile: of the distribution of that part; low ones believe in
-    more work left.
+    gain: [n] `recent_gain`, NaN if not known. quantile: of the distribution of that part; low quantiles mean more
+    remaining work.
     """
     error = np.nan_to_num((gain[:, None, None] - _gains_without(model)) / SPREAD)
     weight = np.exp(-0.5 * np.minimum(error**2, 50.0)).sum(axis=1)
@@ -142,7 +144,7 @@ def parts_done(model: str, gain: FloatArray, quantile: float) -> FloatArray:
 
 @cache
 def _gains_without(model: str) -> FloatArray:
-    """[models, parts] recent gain of all built-in models but the one of that name, see `others_than`."""
+    """[models, parts] recent gain of all built-in models except the named one, from `others_than`."""
     gains = []
     for profile in others_than(model, least=1):
         done = _PARTS * profile.epochs

@@ -75,8 +75,8 @@ class SpeedTables:
     iterations). Default: epochs and `rates` are known.
     own, batch_size, servers: [T] int64. Type t is a *variant* of type own[t], the type with which the job was
     submitted. A variant applies while a scheduler has chosen its batch size, in samples (0 if the job chooses), or its
-    number of parameter servers (0 if the model has none), and on GPU type kind[t]. A job's default variant has the lowest
-    number. Default: every type has one variant, itself.
+    number of parameter servers (0 if the model has none), and on GPU type kind[t]. A job's default variant has the
+    lowest number. Default: every type has one variant, itself.
     kinds: names of the GPU types. kind: [T] int64, index into `kinds`; 0 for a type with own[t] = t. node_gpus: [T]
     int64, GPUs of the largest node of that GPU type. With one GPU type both are derived, and nodes may have any size.
     most_servers: [T] int64, largest number of parameter servers of a job. Default: `servers`.

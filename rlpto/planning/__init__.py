@@ -1,1 +1,1 @@
-"""Looking ahead: a scratch copy of a cluster, from what is known of it now."""
+"""Looking ahead: a scratch copy of a cluster, made from its presently known state."""

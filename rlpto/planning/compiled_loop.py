@@ -1,7 +1,7 @@
-"""The decision loop, compiled: what `rlpto.core.loop.DecisionLoop` does, over the same compiled parts.
+"""The decision loop, compiled: the steps of `rlpto.core.loop.DecisionLoop`, built from the same compiled parts.
 
-Cluster b of a batch of simulated clusters is looked at, decided on with steering weights, and run on. The batch that
-agents learn on steps it (`rlpto.envs.compiled_batch`), and so do the rollouts of a planner (`rlpto.planning.planner`).
+For cluster b of a batch of simulated clusters it fills the view, decides with index weights, and advances the cluster.
+The batch that agents learn on (`rlpto.envs.compiled_batch`) and a planner's rollouts (`rlpto.planning.planner`) use it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import advance, clear_sums
 
 KNOWN = np.dtype([(name, "i8") for name in ("job", "type", "epoch", "level")], align=True)
-"""What speed and steps of a row are of; job -1: of nothing. All else that they follow from stays while a job lives."""
+"""Cache key of a row's speed and steps. job = -1: the row is empty. No other input changes during a job's life."""
 
 UNSEEN, KNOWN_LEVEL = 0, -1
-"""Levels of what was seen of a job's speed: nothing, and speeds are known."""
+"""Observation levels: no observation, and speeds known exactly."""
 
 
 class CompiledBeliefs(NamedTuple):
-    """What is believed in a compiled loop.
+    """Rules of estimates in a compiled loop.
 
-    guessed, learnt, tail: remaining work is not declared, see `rlpto.knowledge.remaining.RemainingWork`.
-    by_size: [T, L, K + 1] believed over true speed by the level of what was seen, see `rlpto.knowledge.by_size`; empty:
-    speeds are known. shared: jobs of a type see for each other. unseen: seconds that jobs look as if they had left
-    while nothing was seen, with any number of GPUs; 0: as by_size says.
+    guessed, learnt, tail: rule for remaining work that is not declared, in `rlpto.knowledge.remaining.RemainingWork`.
+    by_size: [T, L, K + 1] estimated over true speed by observation level, from `rlpto.knowledge.by_size`. Default:
+    speeds are known. shared: jobs of a type share observations. unseen: remaining seconds that jobs seem to have before
+    any observation, with any number of GPUs; with 0, `by_size` applies.
     """
 
     guessed: bool = False
@@ -54,7 +54,7 @@ class CompiledBeliefs(NamedTuple):
 
     @classmethod
     def of(cls, knowledge: Knowledge, tables: SpeedTables, gpus_per_node: int) -> CompiledBeliefs:
-        """Those of knowledge whose `remaining` is one of COMPILED_WORK; noise is given by workload."""
+        """Compile knowledge whose `remaining` is in COMPILED_WORK; noise is given by workload instead."""
         work = knowledge.remaining != "declared", knowledge.remaining == "learnt", knowledge.tail
         if knowledge.beliefs is None:
             return cls(*work)
@@ -64,9 +64,9 @@ class CompiledBeliefs(NamedTuple):
 
 
 COMPILED_WORK: tuple[RemainingKnowledge, ...] = ("declared", "learnt", "unknown")
-"""Knowledge of remaining work that compiled loops support."""
+"""Rules for remaining work that compiled loops support."""
 ALL_KNOWN = CompiledBeliefs()
-"""The truth."""
+"""Rules with exact knowledge."""
 
 
 @by_reference
@@ -74,20 +74,21 @@ class Loop(NamedTuple):
     """B simulated clusters under one queue, W workloads that they can run, M jobs at most in one.
 
     world: the simulators. current: [B] workload that each cluster runs.
-    shown: [B, M] `VIEW` of its active jobs in queue order, speed: [B, M, K + 1], and steps: [B, M, K + 1] `hull_steps`
-    of that, theirs: as `look_around` left them. known: [B, M] `KNOWN`, what the last two are of. chain: [K + 1] memory.
-    packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] theirs. accuracy_ahead: [T, P].
+    shown: [B, M] `VIEW` of its active jobs in queue order, with their speed: [B, M, K + 1] and steps: [B, M, K + 1]
+    `hull_steps` of it, since the last `look_around`. known: [B, M] `KNOWN`, the cache keys of `speed` and `steps`.
+    chain: [K + 1] memory.
+    packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] their rates. accuracy_ahead: [T, P].
     fit: [T, K + 1] `SpeedTables.fit_anywhere`, or empty.
-    known_remaining, known_speed: as in the speed tables, or empty.
-    beliefs, pooled: what is believed, and [T] `SpeedTables.pooled`. left: [M], sums: [M, 4] memory for it.
-    seen: [B, T or M] level of what was seen of each type of job, or by each job.
-    noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
+    known_remaining, known_speed: columns of the speed tables, or empty.
+    beliefs, pooled: rules of estimates, and [T] `SpeedTables.pooled`. left: [M], sums: [M, 4] memory for them.
+    seen: [B, T or M] observation level of each job type, or of each job.
+    noise: [W, M, 2 + K + 1] factors on remaining, on speed, and on scaling with 0..K GPUs; or empty.
     aging: [2] s, normal and low. strict: whether a higher class comes first.
     reserve_after [s]: infinity reserves nothing.
-    ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
-    numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
+    ordered_until: [B] s until which the queue order in `shown` is valid unless a job comes or goes.
+    numbers, given: [M] memory of one decision: numbers of jobs, and their GPUs or classes.
     order: [M] 0, 1, ...: rows are placed in queue order.
-    kinds: of GPUs, where there are several; None: jobs are placed on any node.
+    kinds: GPU types, if there are several. None: jobs are placed on any node.
     """
 
     world: World
@@ -129,7 +130,7 @@ def build_loop(
     beliefs: CompiledBeliefs = ALL_KNOWN,
     kinds: Kinds | None = None,
 ) -> Loop:
-    """The loop of a world. tables: what policies are shown. noise and the others: as in `Loop`."""
+    """Build the loop of a world. tables: tables that policies see. noise and the others: fields of `Loop`."""
     count, most = world.jobs.shape
     packed = tables.packed_rows(gpus_per_node)
     by_gpus = count, most, packed.shape[1]
@@ -169,9 +170,9 @@ def build_loop(
 
 @kernel()
 def look_around(loop: Loop, b: int) -> None:
-    """Fill `shown`, `speed` and `steps` of cluster b with its active jobs in queue order, as they stand now.
+    """Fill `shown`, `speed` and `steps` of cluster b with its active jobs in queue order, in their present state.
 
-    A row that shows a job in the epoch that it showed it in before keeps speed and steps.
+    A row keeps speed and steps if it shows the same job in the same epoch as before.
     """
     look_at_queue(loop, b)
     w, n, noise = loop.world, loop.world.clusters[b].active, loop.noise[loop.current[b]]
@@ -186,7 +187,7 @@ def look_around(loop: Loop, b: int) -> None:
         level = level_seen(loop, b, job)
         same = known.job == job.index and known.type == job.type_index
         if not same or known.epoch != job.epoch or known.level != level or level == UNSEEN:
-            # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
+            # Nothing reads beyond a job's max_gpus, and every entry is a stride away in memory.
             at = slice(row, row + 1)
             fill_speed(view[at], loop.shown_rates, loop.packed, loop.known_speed, noise, 0, speed[at])
             if loop.beliefs.by_size.size:
@@ -197,7 +198,7 @@ def look_around(loop: Loop, b: int) -> None:
 
 @kernel()
 def see_sizes(loop: Loop, b: int, view: AnyArray) -> None:
-    """Note with how many GPUs jobs in view [n] of cluster b train."""
+    """Record the numbers of GPUs with which jobs in view [n] of cluster b train."""
     for row in range(len(view)):
         job = loop.world.jobs[b, view[row].index]
         if job.gpus > 0 and job.rescale_left == 0:
@@ -210,13 +211,13 @@ def see_sizes(loop: Loop, b: int, view: AnyArray) -> None:
 
 @kernel()
 def slot(loop: Loop, type_index: int, job: int) -> int:
-    """Column of `seen` of a job."""
+    """Return the column of `seen` of a job."""
     return int(loop.pooled[type_index] if loop.beliefs.shared else job)
 
 
 @kernel()
 def level_seen(loop: Loop, b: int, job: Any) -> int:
-    """Level of what was seen of a job [VIEW] of cluster b; where speeds are known, one that is always the same."""
+    """Observation level of a job [VIEW] of cluster b; constant if speeds are known."""
     if loop.beliefs.by_size.size == 0:
         return KNOWN_LEVEL
     return int(loop.seen[b, slot(loop, job.type_index, job.index)])
@@ -224,7 +225,7 @@ def level_seen(loop: Loop, b: int, job: Any) -> int:
 
 @kernel()
 def believe_speed(beliefs: CompiledBeliefs, job: Any, level: int, speed: FloatArray) -> None:
-    """Put what is believed of a job [VIEW] into speed [K + 1], where the truth stands."""
+    """Replace the true speed [K + 1] of a job [VIEW] by its estimate."""
     for k in range(1, min(job.max_gpus, len(speed) - 1) + 1):
         if level == UNSEEN and beliefs.unseen > 0:
             speed[k] = job.remaining / beliefs.unseen
@@ -234,7 +235,7 @@ def believe_speed(beliefs: CompiledBeliefs, job: Any, level: int, speed: FloatAr
 
 @kernel()
 def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
-    """Put what is believed of remaining work into view [n] of cluster b: as `rlpto.core.job_table.JobTable.records`."""
+    """Write the estimated remaining work into view [n] of cluster b, like `rlpto.core.job_table.JobTable.records`."""
     w, noise, left = loop.world, loop.noise[loop.current[b]], loop.left[: len(view)]
     for row in range(len(view)):
         loop.numbers[row] = view[row].index
@@ -243,7 +244,7 @@ def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
         fill_learnt(w.jobs[b], loop.pooled, loop.numbers[: len(view)], loop.sums, left)
     for row in range(len(view)):
         job, epochs = view[row], w.types[view[row].type_index].epochs
-        if loop.known_remaining.size:  # in a unit of its own, of a whole training
+        if loop.known_remaining.size:  # in the operator's unit, for a whole training
             whole = epochs - job.progress
             job.remaining *= left[row] / whole if whole > 0 else 1.0
         if noise.size:
@@ -256,7 +257,7 @@ def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
 
 @kernel()
 def forget(loop: Loop, b: int) -> None:
-    """Cluster b has been changed from outside: all of it has to be looked at."""
+    """Discard everything cached of cluster b after a change from outside."""
     loop.ordered_until[b] = -np.inf
     for row in range(loop.known.shape[1]):
         loop.known[b, row].job = -1
@@ -264,9 +265,9 @@ def forget(loop: Loop, b: int) -> None:
 
 @kernel()
 def look_at_queue(loop: Loop, b: int) -> None:
-    """Fill what `rlpto.core.jobs.fill_limits` does of `shown` of cluster b: all that some policies want to know.
+    """Fill the columns of `shown` of cluster b that `rlpto.core.jobs.fill_limits` fills; some policies need no others.
 
-    Where the order stands, so does all of that: `carry_out` has noted how many GPUs each job got.
+    If the order is still valid, these columns are too, because `carry_out` updates each job's GPUs.
     """
     w, cluster = loop.world, loop.world.clusters[b]
     if not cluster.changed and cluster.time < loop.ordered_until[b]:
@@ -276,14 +277,14 @@ def look_at_queue(loop: Loop, b: int) -> None:
     for i in range(len(active)):
         index[i] = active[index[i]]
     fill_limits(jobs, index[: len(active)], effective, loop.strict, loop.shown[b])
-    # A job that is stopped from now on waits for so long before it rises.
+    # A job that stops from now on waits at least this long before it rises.
     soonest = cluster.time + min(loop.aging[0], loop.aging[1])
     loop.ordered_until[b] = min(soonest, next_promotion(jobs, active, loop.aging[0], loop.aging[1]))
 
 
 @kernel()
 def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
-    """Trim wishes [n] for the jobs in view of cluster b, carry out what that changes, and note it in the view."""
+    """Trim requested GPUs [n] of the jobs in view of cluster b, carry out the changes, and update the view."""
     n, changes = len(wishes), 0
     view, index, given = loop.shown[b, :n], loop.numbers, loop.given
     cluster, jobs = loop.world.clusters[b], loop.world.jobs[b]
@@ -298,7 +299,9 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
 
 @helper()
 def give(kinds: Kinds | None, loop: Loop, b: int, changes: int) -> None:
-    """Give `changes` jobs number `loop.numbers` of cluster b `loop.given` GPUs; of a kind, where there are kinds."""
+    """Give `changes` jobs number `loop.numbers` of cluster b `loop.given` GPUs, on one GPU type each if there are
+    several.
+    """
     if kinds is None:  # kinds is an argument so that the other branch is not compiled
         apply_allocation(loop.world, b, loop.numbers[:changes], loop.given[:changes], loop.order)
     else:
@@ -307,7 +310,7 @@ def give(kinds: Kinds | None, loop: Loop, b: int, changes: int) -> None:
 
 @njit()
 def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
-    """Give the active jobs of cluster b the GPUs that `loop.shown` says, of the kind that suits them."""
+    """Give the active jobs of cluster b the numbers of GPUs in `loop.shown`, on the GPU type that suits each."""
     w = loop.world
     n, groups = w.clusters[b].active, kinds.by_type.shape[1]
     view, offered, index, types = loop.shown[b, :n], w.free[b].copy(), np.empty(n, np.int64), np.empty(n, np.int64)
@@ -349,7 +352,7 @@ def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
 def decide_and_run(loop: Loop, b: int, weights: FloatArray, total: AnyArray) -> None:
     """Decide with weights [1, STEERING_FEATURES], run cluster b to the next decision, and look around.
 
-    Cluster b has been looked at. What passed is added to total [1] INTERVAL.
+    Call it after `look_around`. The interval is added to total [1] INTERVAL.
     """
     w = loop.world
     cluster, n = w.clusters[b], w.clusters[b].active
@@ -358,5 +361,5 @@ def decide_and_run(loop: Loop, b: int, weights: FloatArray, total: AnyArray) -> 
     carry_out(loop, b, steer_by(cluster.time, cluster.capacity, view, speed, steps, weights))
     advance(w, b)
     add_interval(total, w.sums[b : b + 1])
-    clear_sums(w, b)  # only now: what passed before the first decision of a workload counts too
+    clear_sums(w, b)  # only now: the time before the first decision of a workload counts too
     look_around(loop, b)

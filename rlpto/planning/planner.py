@@ -1,7 +1,7 @@
-"""The planner: at decision time it looks ahead with the simulator, and steers the index by what turned out cheapest.
+"""The planner: at decision time it simulates forward with candidate index weights, and uses the cheapest ones.
 
-Every candidate for the steering weights is rolled out: it starts at the same state, which is made of what a policy
-knows and nothing else, and meets the same future (common random numbers): no job comes, and no node fails.
+Every candidate is rolled out from the same state, which contains only data that policies know, and meets the same
+future (common random numbers): no job arrives, and no node fails.
 Source: rollout algorithms (Bertsekas, Tsitsiklis, Wu, "Rollout Algorithms for Combinatorial Optimization", J. of
 Heuristics 1997), with a random search over the weights of an index.
 """
@@ -43,21 +43,21 @@ from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 CHANGED_SHARE = 0.4
 """Probability with which a perturbation changes a weight."""
 VARIED = len(STEERING_FEATURES) - len(ACCURACY_FEATURES)
-"""Number of weights that are perturbed. Weights that depend on accuracy come last and stay as in the plan."""
+"""Number of weights that are perturbed. Weights that depend on accuracy come last and are never perturbed."""
 LONG_ROLLOUT_S = 0.0005
-"""Where a rollout takes at least this long, threads are worth what it costs to start them."""
+"""Duration of a rollout from which threads are worth their start."""
 SMALLEST_SCALE = 0.3
 """A weight smaller than this is perturbed as if it were this large."""
 ACCURACY = [term.name for term in TERMS].index("accuracy")
-"""Place of a term that is the same for every plan: all jobs finish at last."""
+"""Index of the reward term that is the same for every plan: all jobs finish at last."""
 MOST_IDLE_DECISIONS = 100
-"""Decisions in a row after which no job holds GPUs, before a rollout ends."""
+"""Decisions in a row without any job holding GPUs, after which a rollout ends."""
 COUNT = len(TERMS)
 NO_NOISE = np.zeros((1, 0, 0))
 
 
 class Start(NamedTuple):
-    """Where rollouts begin: a copy of one cluster's state, see `World`, B = 1 each."""
+    """Start of rollouts: a copy of one cluster's state, arrays of `World` with B = 1."""
 
     jobs: AnyArray
     nodes: AnyArray
@@ -68,7 +68,7 @@ class Start(NamedTuple):
 
 
 def copy_of(loop: Loop) -> Loop:
-    """The same, for another thread: nothing that rollouts change is shared."""
+    """Copy a loop for another thread, without sharing anything that rollouts change."""
     world = loop.world._replace(
         **{name: getattr(loop.world, name).copy() for name in (*Start._fields, "sums", "scratch")}
     )
@@ -81,30 +81,32 @@ class PlannerOptions(Settings):
     """Options of `planner`."""
 
     base: Path | None = None
-    """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
+    """File of index weights that every plan is compared with. Default: the two-parameter index."""
     perturbations: int = Field(26, ge=0, le=10_000)
     """Random candidates in each plan, close to the plan in force."""
     spread: float = Field(0.25, gt=0)
-    """Standard deviation of what they differ by, relative to each weight."""
+    """Standard deviation of the perturbations, relative to each weight."""
     every: float = Field(600.0, gt=0)
-    """Seconds after which another plan is made where no job has come or gone."""
+    """Seconds after which another plan is made if no job has come or gone."""
     interval: float | None = Field(600.0, gt=0)
-    """Where decisions are taken at events, seconds between the other decisions of rollouts; null: as the scheduler."""
+    """Seconds between regular decisions in rollouts, if the scheduler decides at events. Null: the scheduler's
+    interval."""
     work: int = Field(400_000, ge=1)
-    """Speeds that a rollout looks at, one for every job and number of GPUs in each decision, until it is cut short and
-    what is left is estimated."""
+    """Speeds that a rollout reads, one for every job and number of GPUs in each decision, until it is cut short and the
+    remaining cost is estimated."""
     jobs: int = Field(1_000, ge=1)
     """With more active jobs no plan is made: the base decides."""
     known: float = Field(0.5, ge=0, le=1)
-    """Least share of the active jobs whose remaining work is declared or learnt from others; with less no plan is made,
-    since rollouts would end when a guess says so. In rollouts the other jobs are as long as is guessed. 0: always."""
+    """Least share of the active jobs whose remaining work is declared or learnt from other jobs. With less no plan is
+    made, because rollouts would end when a guess says so. In rollouts the other jobs have their guessed length. With 0,
+    plans are always made."""
     threads: int = Field(0, ge=0)
-    """Threads that candidates are tried in; 0: one for every core where rollouts take long, and one where several
-    processes evaluate in parallel. Plans do not depend on it."""
+    """Threads in which candidates are tried. With 0: one per core if rollouts take long, and one if several processes
+    evaluate in parallel. Plans do not depend on it."""
 
 
 class Planner(BasePolicy[PlannerOptions]):
-    """Steers the index by weights that come out cheapest when the cluster is simulated forward from what is known."""
+    """Sets index weights to those that turn out cheapest when the cluster is simulated forward from its known state."""
 
     name = "planner"
     summary = "looks ahead: tries steering weights in its own simulator, elastic"
@@ -118,7 +120,7 @@ class Planner(BasePolicy[PlannerOptions]):
         simulator: SimulatorSettings | None = None,
         reward: RewardWeights | None = None,
     ) -> None:
-        """queue, simulator, reward: of the experiment; None: the defaults."""
+        """queue, simulator, reward: settings of the experiment. Default: the default settings."""
         given, times = options or PlannerOptions(), simulator or SimulatorSettings()
         self._base = IndexWeights().vector() if given.base is None else load_weights(given.base)
         self._queue, self._reward = queue or QueueSettings(), (reward or RewardWeights()).record()
@@ -126,11 +128,11 @@ class Planner(BasePolicy[PlannerOptions]):
         if given.interval is not None and times.decide_on == "events":
             same["interval"] = max(given.interval, times.interval)
         self._simulator = times.model_copy(update=same)
-        self._elapsed = np.zeros((0, 0))  # of what is believed of speeds; kept, since most stays from plan to plan
+        self._elapsed = np.zeros((0, 0))  # for estimated speeds; kept, because most stay from plan to plan
         super().__init__(given)
 
     def reset(self, seed: int) -> None:
-        """Forget the plan that stands, and the jobs that were planned for: those of another run have their numbers."""
+        """Forget the plan in force, and the jobs it was made for: jobs of another run have the same numbers."""
         self._own: EstimatedJobs | None = None
         self._rng = np.random.default_rng([seed, 3])
         self._plan = self._base
@@ -138,7 +140,7 @@ class Planner(BasePolicy[PlannerOptions]):
         self._due = -np.inf
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Plan if it is time to, and decide by the plan."""
+        """Plan if a plan is due, and decide by the plan."""
         jobs, rule = state.jobs, self.options
         seen = (state.capacity, *sorted(jobs.index.tolist()))
         if seen != self._seen or state.time >= self._due:
@@ -150,14 +152,14 @@ class Planner(BasePolicy[PlannerOptions]):
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._plan[None]))
 
     def frozen(self) -> Index:
-        """The index with the weights of the present plan."""
+        """Return the index with the weights of the present plan, as a snapshot policy."""
         return Index(steering=self._plan)
 
     def _best(self, state: ClusterState) -> FloatArray:
-        """[STEERING_FEATURES] weights that come out cheapest from a state on.
+        """[STEERING_FEATURES] cheapest index weights from a state on.
 
-        The plan that stands is tried first, it stays where nothing is better; then the base, and random vectors near to
-        that plan.
+        The plan in force is tried first and stays if nothing is better; then the base, and random vectors near that
+        plan.
         """
         near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
         varied = near[:, :VARIED]
@@ -170,7 +172,7 @@ class Planner(BasePolicy[PlannerOptions]):
         return best
 
     def start_of_rollouts(self, state: ClusterState) -> tuple[Loop, Start]:
-        """What rollouts from `state` on run by, and where they begin. At least one GPU must be up."""
+        """Return the loop that rollouts from `state` use, and their start. At least one GPU must be up."""
         rows = np.argsort(state.jobs.index, kind="stable")
         table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
         placement, believed, store = state.placement(table.index), table.believed(), table.columns()
@@ -182,7 +184,7 @@ class Planner(BasePolicy[PlannerOptions]):
             store.records[None], state.shape, tables, self._simulator, 0, keep_log=False, follow_accuracy=late
         )
         take_up_all(world, state.time, state.shape, placement)
-        by_kind = shown.fit.size and shown.by_kind.shape[1] == len(shown.kinds)  # else a type stands for all kinds
+        by_kind = shown.fit.size and shown.by_kind.shape[1] == len(shown.kinds)  # else one for all GPU types
         kinds = Kinds.of(state.shape, shown) if by_kind else None
         loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, kinds=kinds)
         return loop, Start(*(getattr(world, name)[:1].copy() for name in Start._fields))
@@ -190,7 +192,7 @@ class Planner(BasePolicy[PlannerOptions]):
     def _tables(
         self, believed: BelievedSpeeds, index: IntArray, store: JobStore, gpus_per_node: int
     ) -> tuple[SpeedTables, SpeedTables]:
-        """Tables of the speeds that jobs have in rollouts, and those of what is shown of them there.
+        """Tables of the jobs' speeds in rollouts, and of the speeds that policies see there.
 
         The types in the store are changed to types of these tables.
         """
@@ -211,7 +213,7 @@ class Planner(BasePolicy[PlannerOptions]):
         return tables, tables
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
-        """[C] what each candidate costs."""
+        """[C] cost of each candidate."""
         cost = np.empty(len(candidates))
         began = time.perf_counter()
 
@@ -243,12 +245,12 @@ class Planner(BasePolicy[PlannerOptions]):
 
 @njit(nogil=True)
 def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward: AnyArray, cost: FloatArray) -> None:
-    """Fill cost [C] with what candidates [C, STEERING_FEATURES] come to: minus the reward until all jobs have finished.
+    """Fill cost [C] of candidates [C, STEERING_FEATURES]: minus the reward until all jobs have finished.
 
-    loop: of one cluster; its state is lost. reward: [1] `rlpto.core.rewards.WEIGHTS`.
-    A rollout is cut short where no job gets GPUs any more, since those that are left need nodes that are down, and once
-    it has looked at `work` speeds, one for every job and number of GPUs in each decision; what the jobs that are left
-    then cost further is estimated by `cost_to_go`.
+    loop: loop of one cluster; its state is overwritten. reward: [1] `rlpto.core.rewards.WEIGHTS`.
+    A rollout is cut short if no job gets GPUs any more, because the remaining jobs need nodes that are down, and once
+    it has read `work` speeds, one for every job and number of GPUs in each decision; `cost_to_go` then estimates the
+    further cost of the remaining jobs.
     """
     w, terms, first = loop.world, np.zeros(COUNT), int(np.int64(0))  # a literal's own type would be compiled for again
     for i in range(len(candidates)):
@@ -275,9 +277,9 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
 
 @njit()
 def cost_to_go(loop: Loop) -> float:
-    """Job-seconds [s] that the active jobs of cluster 0, which has been looked at, will still take, roughly.
+    """Rough estimate of the job-seconds [s] that the active jobs of cluster 0, after `look_around`, will still take.
 
-    As if the jobs took turns, the one with the least work first, all GPUs at once at the pace of one each; but no job
+    As if the jobs took turns, the one with the least work first, using all GPUs at the pace of one each; but no job
     ends earlier than with all GPUs it may have.
     """
     n, capacity = loop.world.clusters[0].active, max(loop.world.clusters[0].capacity, 1)

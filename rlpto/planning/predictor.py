@@ -1,8 +1,8 @@
-"""When jobs will start and finish: a scratch cluster runs forward under their policy.
+"""Predict when jobs will start and finish: a scratch cluster runs forward under their policy.
 
-`predict` does so once, without further arrivals. A `Predictor` does it next to a scheduler at work, so that no decision
-waits, and where arrivals are forecast, also in each of some sampled futures; the middle 80 % of these are the interval.
-Futures differ in what arrives, and in how fast programs turn out to be compared with what is believed of them.
+`predict` does so once, without further arrivals. A `Predictor` does it alongside a running scheduler, without delaying
+decisions, and if arrivals are forecast, also in each of some sampled futures; the middle 80 % of these are the
+interval. Futures differ in their arrivals, and in the true speed of programs relative to the estimate.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from rlpto.store.status import PredictionRow
 LEVELS = (0.1, 0.9)
 """Quantiles of the sampled futures that bound the interval."""
 OWN = 0.03
-"""Standard deviation of the logarithm of a job's speed compared with others of its program."""
+"""Standard deviation of the logarithm of a job's speed relative to other jobs of its program."""
 MOST_POINTS = 5000
-"""Decision points of one future; what is not known by then is not predicted."""
+"""Decision points of one future; starts and finishes after the last are not predicted."""
 NICENESS = 10
-"""Of a process that predicts: decisions, training and answers come first."""
+"""Niceness of a predicting process: decisions, training and answers come first."""
 INTERVAL_S = 5.0
 """Least time between two predictions, by default."""
 BUSY_SHARE = 0.25
-"""Share of the time that a process may predict."""
+"""Largest share of time in which a process may predict."""
 THREAD_SHARE = 0.05
-"""The same of a thread in the scheduler's own process."""
+"""Largest share of time in which a thread in the scheduler's own process may predict."""
 
 
 @dataclass(frozen=True)
 class JobForecast:
-    """What n jobs that are there now will come to.
+    """Predicted start and finish of the n present jobs.
 
     time [s]: of the snapshot. index: [n] numbers of the jobs in the cluster's workload, in order of submission.
-    start, finish: [n] s on the cluster's clock; start is the first GPU, which may lie in the past. NaN where it does
-    not come to that with the nodes that are up.
+    start, finish: [n] s on the cluster's clock; start is the first GPU, which may lie in the past. NaN if a job does
+    not start or finish with the nodes that are up.
     """
 
     time: float
@@ -64,8 +64,8 @@ class JobForecast:
 def predict(snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings) -> JobForecast:
     """Run forward until the jobs of the snapshot have finished: no further jobs, no failures, no forecast.
 
-    policy: decides in the scratch cluster; a copy of it is asked, with its memory as it stands. One that looks ahead
-    does not do so there. Same arguments, same prediction.
+    policy: decides in the scratch cluster, as a copy with its present memory; it does not look ahead there. Same
+    arguments, same prediction.
     Raises PolicyError if the policy returns no allocation, ConfigError without GPUs.
     """
     if not len(snapshot.index):
@@ -77,9 +77,10 @@ def predict(snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: 
 def _run_forward(
     scratch: ScratchCluster, policy: Policy, queue: QueueSettings, count: int, most_points: float = math.inf
 ) -> FloatArray:
-    """[2, count] start and finish [s] of the first jobs of a scratch cluster, which decides until they have finished.
+    """[2, count] start and finish [s] of the first jobs of a scratch cluster, which runs until they have finished.
 
-    A copy of the policy goes on from what it remembers. most_points: decision points after which the run ends.
+    A copy of the policy decides, starting with its present memory. most_points: decision points after which the run
+    ends.
     """
     loop, policy = DecisionLoop(scratch, queue), copy.deepcopy(policy)
     standing = policy if isinstance(policy, StandingPolicy) else None
@@ -98,8 +99,8 @@ def _run_forward(
 
 @dataclass(frozen=True)
 class Sampled:
-    """Futures of the n jobs of a snapshot. count: how many. jobs: those that arrive in one, by its number.
-    spread: [n] standard deviations of the logarithms of programs' speeds."""
+    """Futures of the n jobs of a snapshot. count: number of futures. jobs: returns the arrivals of a future, by its
+    number. spread: [n] standard deviations of the logarithms of programs' speeds."""
 
     count: int
     jobs: Callable[[int], Sequence[Job]]
@@ -108,10 +109,10 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What n jobs will come to, without further arrivals, and in the middle of the sampled futures.
+    """Predicted start and finish of n jobs, without further arrivals, and in the middle of the sampled futures.
 
-    ids: of the jobs. time, start, finish: as in `JobForecast`. bounds: [2, 2, n] s of start and of finish, or None:
-    nothing was forecast. NaN: it does not come to that with the nodes that are up.
+    ids: ids of the jobs. time, start, finish: fields of `JobForecast`. bounds: [2, 2, n] s of start and of finish.
+    Default: no bounds, because nothing was forecast. NaN if a job does not start or finish with the nodes that are up.
     """
 
     ids: tuple[str, ...]
@@ -137,11 +138,11 @@ class Predictions:
 
 
 class Predictor:
-    """Predicts from time to time next to a scheduler.
+    """Makes predictions at intervals, alongside a scheduler.
 
-    queue, settings: of the scheduler, and how time passes in scratch clusters. publish: receives all predictions.
-    failed: receives why there are none. interval: least s between two, on the clock `timer`. executor: where they are
-    computed; None: in a process of their own. share: of the time that may be spent there.
+    queue, settings: of the scheduler, and of time in scratch clusters. publish: receives all predictions. failed:
+    receives the reason why there are none. interval: least s between two, on the clock `timer`. executor: where they
+    are computed. Default: a separate process. share: largest share of time spent there.
     """
 
     def __init__(
@@ -165,14 +166,16 @@ class Predictor:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for further predictions."""
+        """Whether the next predictions are due."""
         return self._under_way is None and self._timer() >= self._due
 
     def begin(
         self, cluster: Cluster, ids: Sequence[str], policy: Policy, state: ClusterState, name: str,
         sampled: Callable[[Snapshot], Sampled] | None = None,
     ) -> None:  # fmt: skip
-        """Begin to predict from `state`, as the queue has ordered it. ids: of all jobs. name: of the policy."""
+        """Begin to predict from `state`, as the queue has ordered it. ids: ids of all jobs. name: name of the
+        policy.
+        """
         now = self._timer()
         self._due = now + self._interval
         try:
@@ -187,7 +190,7 @@ class Predictor:
             self._under_way = answer, tuple(ids[number] for number in snapshot.index.tolist()), name, now
 
     def publish(self) -> None:
-        """Publish predictions that have become ready; called from time to time."""
+        """Publish predictions that have become ready. Call it regularly."""
         if self._under_way is None or not self._under_way[0].done():
             return
         (answer, ids, name, began), self._under_way = self._under_way, None
@@ -203,17 +206,17 @@ class Predictor:
         self._publish(Predictions(ids, found.time, name, found.start, found.finish, bounds))
 
     def close(self) -> None:
-        """Begin nothing further."""
+        """Stop predicting."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def own_process() -> ProcessPoolExecutor:
-    """A process that predicts next to the scheduler, and ends with it."""
+    """Start a process that predicts alongside the scheduler, and ends with it."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_come_second)
 
 
 def _come_second() -> None:
-    """Let others go first, and end with the scheduler: without its parent a process would wait for work for ever."""
+    """Lower the priority of this process, and end it with the scheduler: otherwise it would wait for work for ever."""
     os.nice(NICENESS)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
 
@@ -228,7 +231,8 @@ def _end_with_parent() -> None:
 def look_ahead(
     snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, sampled: Sampled | None
 ) -> tuple[JobForecast, FloatArray | None]:
-    """The prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures; None without any.
+    """Return the prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures, or None
+    without any.
 
     Same arguments, same prediction.
     """
@@ -248,7 +252,7 @@ def run_in(
 ) -> FloatArray:
     """[2, n] start and finish of the jobs of a snapshot in one future.
 
-    What is not known of a program is the same for all of its jobs; each job has a deviation of its own, too.
+    The unknown speed of a program is the same for all of its jobs; each job also has a deviation of its own.
     """
     count, rng = len(snapshot.index), np.random.default_rng(one)
     off = {model: float(rng.standard_normal()) for model in sorted({job.model for job in snapshot.jobs})}
@@ -262,5 +266,5 @@ def run_in(
 
 
 def prediction_settings(settings: SimulatorSettings) -> SimulatorSettings:
-    """How time passes in predictions: real jobs train on while new workers start, and stay where they are, alone."""
+    """Settings of time in predictions: real jobs train on while new workers start, and stay on their nodes, alone."""
     return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0, "share": 1})

@@ -1,8 +1,8 @@
-"""The state of a cluster as it is known at one moment, and a scratch cluster that goes on from it.
+"""The presently known state of a cluster, and a scratch cluster that continues from it.
 
-Known is what policies are shown: with exact knowledge the true speeds, with noisy knowledge those with their errors, on
-a real cluster with `online` what jobs have reported. Nothing else is in a snapshot: no jobs that have yet to come, no
-failures to come, and no speed that was not shown.
+A snapshot contains only data that policies see: with exact knowledge the true speeds, with noisy knowledge the speeds
+with their errors, on a real cluster with `online` the jobs' reports. It contains no future jobs, no future failures,
+and no speed that policies do not see.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from rlpto.simulator.cluster import ResumedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 IDLE_POINTS = 500
-"""Decision points in a row at which no job holds GPUs, after which none is expected to start any more."""
+"""Decision points in a row without any job holding GPUs, after which none is expected to start any more."""
 AT_ONCE = 1e12
-"""Epochs per second where what is believed leaves no work to an epoch."""
+"""Epochs per second if an epoch has no work by the estimate."""
 
 
 class ScratchCluster(ResumedCluster):
     """A simulated cluster that is also done once no job has held GPUs for `IDLE_POINTS` decision points.
 
-    Jobs that want more GPUs than are up would wait for ever: when a node will be back is not known.
+    Jobs that want more GPUs than are up would wait for ever, because the time of a node's return is not known.
     """
 
     _idle = 0
 
     def advance(self, until: float = -np.inf) -> AnyArray:
-        """Run through decision points, see `SimulatedCluster.advance`."""
+        """Run through decision points like `SimulatedCluster.advance`."""
         idle = not self.held_gpus
         passed = super().advance(until)
         self._idle = self._idle + len(passed) if idle else 0
@@ -45,11 +45,11 @@ class ScratchCluster(ResumedCluster):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is known of the n active jobs of a cluster, in order of submission.
+    """Known state of the n active jobs of a cluster, in order of submission.
 
-    time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload. jobs: as they were
-    submitted. columns: how far they are. placement: where they hold GPUs.
-    tables: speeds as they are believed; columns.type_index and columns.scale belong to them.
+    time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload. jobs: the jobs as
+    submitted. columns: their progress. placement: where they hold GPUs.
+    tables: estimated speeds; columns.type_index and columns.scale refer to them.
     """
 
     time: float
@@ -61,8 +61,8 @@ class Snapshot:
     tables: SpeedTables
 
     def restore(self, settings: SimulatorSettings) -> ScratchCluster:
-        """A scratch cluster that stands where the other did. settings: how time passes in it; no node fails, and there
-        is no limit of time.
+        """Return a scratch cluster in the state of the snapshot. settings: how time passes in it; no node fails, and
+        there is no time limit.
 
         Raises ConfigError if no node with GPUs was up.
         """
@@ -72,7 +72,7 @@ class Snapshot:
 
 
 def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
-    """What is known of a cluster. state: its own, of this moment, as `rlpto.core.queues.Queue.order` has made it."""
+    """Return the known state of a cluster. state: its present state, ordered by `rlpto.core.queues.Queue.order`."""
     rows = np.argsort(state.jobs.index, kind="stable")
     table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
     columns, placement = table.columns(), cluster.placement(table.index)
@@ -91,12 +91,13 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
 
 
 def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds:
-    """Tables by which n jobs train as fast as is believed, each of a type of its own; without errors of estimates.
+    """Return tables by which n jobs train at their estimated speeds, each with a type of its own, without further
+    noise.
 
-    Where the truth is known and the tables are not rewritten as jobs learn, these are the tables as they are.
+    If the truth is known and the tables do not change as jobs learn, these are the original tables.
     """
     tables, noise = believed.tables, believed.noise
-    rewritten = tables.written is not None  # so that a copy is needed
+    rewritten = tables.written is not None  # then a copy is needed
     if noise is None and tables.known_speed is None and not rewritten:
         return believed
     count, gpus = len(believed.type_index), np.arange(1, tables.max_gpus + 1)
@@ -142,7 +143,8 @@ def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds
 def _known_rates(tables: SpeedTables, table: FloatArray, kind: IntArray, gpus_per_node: int) -> FloatArray:
     """[n, S, K, P] epochs per second of types `kind` [n] by nodes spanned, GPUs from 1 on and epoch, without errors.
 
-    table: [R, P] rates of the tables, or those shown; work and speed that are known in units of their own go first.
+    table: [R, P] rates of the tables, or those that policies see; known work and speed in their own units take
+    precedence.
     """
     if tables.known_speed is None or tables.known_remaining is None:
         row, gpus = tables.row[kind].astype(np.int64), np.arange(tables.max_gpus + 1)
@@ -159,6 +161,6 @@ def _known_rates(tables: SpeedTables, table: FloatArray, kind: IntArray, gpus_pe
 
 
 def _flat(rates: FloatArray) -> FloatArray:
-    """[1 + n * S * K, P] rows of rates [n, S, K, P], after one without GPUs."""
+    """[1 + n * S * K, P] rows of rates [n, S, K, P], after one row for no GPUs."""
     epochs = rates.shape[3]
     return np.concatenate([np.zeros((1, epochs)), rates.reshape(-1, epochs)])
