@@ -1,10 +1,10 @@
-"""From arrivals to forecasts by class, as they happen.
+"""Forecast arrivals by class as jobs arrive.
 
 The total is forecast by a method of `rlpto.forecasting` and split over the classes by their recent shares: most classes
 alone submit too few jobs in ten minutes for a method to learn from.
 
 Time is cut into steps from the start of the workload on. At second t, the counts of the first int(t / step) steps are
-known, and forecasts are of the step that has begun and of those that follow it.
+known, and forecasts are of the step that has begun and of the steps that follow it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from rlpto.io.errors import ConfigError
 from rlpto.workloads.windows import Window
 
 LEVELS = (0.1, 0.9)
-"""Quantiles that a forecast gives as low and high."""
+"""Levels of the quantiles that a forecast gives as low and high."""
 DEFAULT_METHOD = "smoothing"
-"""Kind of the forecaster that is used where none was fitted."""
+"""Name of the method that is used if no forecaster was fitted."""
 SHARE_HALF_LIFE_S = DAY
 """Seconds after which a job counts half in the shares of the classes."""
 PRIOR_JOBS = 20.0
-"""Jobs' worth of the usual shares that the recent ones start with."""
+"""Weight, in jobs, of the usual shares of the classes at the start."""
 REPLAYED_STEPS = 200
-"""Steps at the end of the past that are forecast one by one, so that errors are known from the start."""
+"""Steps at the end of the past that are forecast one by one, to know errors from the start."""
 HISTORY_S = 28 * DAY
-"""Seconds before a workload's start that a forecaster looks back on."""
+"""Seconds before a workload's start that a forecaster uses."""
 WARM_UP_S = DAY
-"""A fitted forecaster takes in the last seconds of that count by count, which brings its state up to date."""
+"""Seconds at the end of the past that a fitted forecaster processes count by count, to update its state."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """What was submitted before a workload begins, in steps that end where it begins.
+    """Jobs submitted before a workload begins, in steps that end at its begin.
 
-    jobs: [T, CLASSES]; those of unknown class count in shares. usual: [CLASSES] shares of the classes where nothing is
+    jobs: [T, CLASSES]; jobs of unknown class count in shares. usual: [CLASSES] shares of the classes if nothing is
     known. start: local time at which the workload begins [s since 1970-01-01].
     """
 
@@ -59,9 +59,9 @@ class Past:
 def past_of(
     submit_time: FloatArray, priority: IntArray, begins: float, step: float, usual: FloatArray, start: float
 ) -> Past:
-    """What M recorded jobs say of the time before second `begins`; those from then on are not looked at.
+    """Return the past before second `begins` from M recorded jobs; later jobs are ignored.
 
-    submit_time: [M] seconds, ascending from 0. priority: [M] classes, -1 unknown. usual, start: as in `Past`.
+    submit_time: [M] seconds, ascending from 0. priority: [M] classes, -1 unknown. usual, start: fields of `Past`.
     """
     steps = int(min(begins, HISTORY_S) / step)
     earliest = begins - steps * step
@@ -76,7 +76,7 @@ def past_of(
 
 
 def load_model(path: Path, step: float) -> Forecaster:
-    """A fitted forecaster. Raises ConfigError if the file is missing, broken, or of another step [s]."""
+    """Load a fitted forecaster. Raises ConfigError if the file is missing, broken, or of another step [s]."""
     try:
         model = load(path)
     except ForecastError as wrong:
@@ -88,11 +88,11 @@ def load_model(path: Path, step: float) -> Forecaster:
 
 
 class ClassForecasts:
-    """Forecasts by class: those of the total, split by the recent shares of the classes.
+    """Forecasts by class: the forecast of the total, split by the recent shares of the classes.
 
-    past: in steps of `step` seconds. horizon: H. fitted: as `rlpto forecast fit` leaves it; a copy continues with this
-    past. Without one, a light method is fitted to the known totals, and again whenever their number has doubled.
-    memory: takes every forecast and what came, for samples around the forecasts.
+    past: in steps of `step` seconds. horizon: H. fitted: forecaster written by `rlpto forecast fit`; a copy continues
+    with this past. Default: a light method is fitted to the known totals, and again whenever their number has doubled.
+    memory: collects forecasts and counts, for samples around the forecasts.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class ClassForecasts:
         self._now = self._split()
 
     def arrived(self, submit_time: FloatArray, priority: IntArray) -> None:
-        """Take in jobs [n] that have been submitted: seconds and classes."""
+        """Add submitted jobs [n]: seconds and classes."""
         for second, own in zip(submit_time.tolist(), priority.tolist(), strict=True):
             self._bins.setdefault(int(second / self._step), np.zeros(CLASSES))[own] += 1
 
     def forecast(self, known: int) -> Forecast | None:
-        """What follows `known` steps, which never fall, from the jobs of these steps alone; None while too little is
-        known."""
+        """Forecast the steps after the first `known`, a number that never falls, from the jobs of these steps alone.
+        None while too little is known."""
         for at in range(self._known, known):
             jobs = self._bins.pop(at, np.zeros(CLASSES))
             if self._memory is not None:
@@ -134,14 +134,14 @@ class ClassForecasts:
         return self._now
 
     def paths(self, known: int, count: int, rng: np.random.Generator) -> IntArray | None:
-        """[count, H, CLASSES] joint samples of the jobs in the steps that follow; None while too little is known."""
+        """[count, H, CLASSES] joint samples of the jobs in the next steps. None while too little is known."""
         forecast = self.forecast(known)
         if forecast is None or self._memory is None:
             return None
         return sample_paths(forecast.mean, *self._memory.paths(), count, rng)
 
     def _begin(self) -> None:
-        """Make the forecaster of all that is known, if that is enough."""
+        """Create the forecaster from all known totals, if they are enough."""
         series = TimeSeries(np.array(self._totals, dtype=np.float64), self._step, self._start)
         if self._fitted is not None and len(series) >= 2:
             self._model = self._fitted.moved(series, min(len(series) - 1, series.lag(WARM_UP_S)))
@@ -159,9 +159,9 @@ class ClassForecasts:
 
 
 def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster | None = None) -> ClassForecasts:
-    """Forecasts that can be sampled around from the start: the end of the past is forecast from what was before it.
+    """Return forecasts that can be sampled from the start: the end of the past is forecast from the time before it.
 
-    The arguments are those of `ClassForecasts`. Jobs of the past are made whole: classes are drawn where unknown.
+    The arguments are the same as for `ClassForecasts`. Jobs of the past are made whole: unknown classes are sampled.
     """
     memory, steps = PathMemory(horizon, CLASSES), min(REPLAYED_STEPS, len(past.jobs) // 2)
     if steps:
@@ -183,8 +183,8 @@ def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster
 class StateForecaster:
     """Passes arrivals in a cluster to a source, and adds its forecast to the states that policies see.
 
-    source: of one workload; each run needs its own. step: its steps [s]. last: no forecast is made once more steps are
-    over: that nothing is submitted after a window is no pattern to learn.
+    source: forecasts of one workload; each run needs its own. step: length of its steps [s]. last: number of steps
+    after which forecasts stop changing, because the lack of submissions after a window is no pattern to learn.
     """
 
     source: ClassForecasts
@@ -193,7 +193,7 @@ class StateForecaster:
     _seen: BoolArray = field(default_factory=lambda: np.zeros(64, dtype=np.bool_), repr=False)
 
     def __call__(self, state: ClusterState) -> ClusterState:
-        """The same state with its forecast. No job comes and goes between two states."""
+        """Return the same state with its forecast. No job comes and goes between two states."""
         jobs, last = state.jobs, int(state.jobs.index.max(initial=-1))
         if last >= len(self._seen):
             self._seen = np.concatenate([self._seen, np.zeros(last + 1, dtype=np.bool_)])
@@ -205,7 +205,7 @@ class StateForecaster:
 
 
 def window_forecasts(source: ClassForecasts, jobs: Sequence[Job], last: int) -> list[Forecast | None]:
-    """What `source` forecasts once 0, 1, ... `last` steps are over, each from the jobs of the steps before."""
+    """Return the forecasts of `source` after 0, 1, ... `last` steps, each from the jobs of earlier steps."""
     own = np.array([job.priority for job in jobs], dtype=np.int64)
     source.arrived(np.array([job.submit_time for job in jobs]), own)
     return [source.forecast(known) for known in range(last + 1)]
@@ -214,7 +214,7 @@ def window_forecasts(source: ClassForecasts, jobs: Sequence[Job], last: int) -> 
 class WindowForecasts:
     """Forecasts for windows. Raises ConfigError if the model cannot be used.
 
-    past: what came before a window, in steps of the settings.
+    past: function that returns the past of a window, in steps of the settings.
     """
 
     def __init__(self, settings: ForecastSettings, past: Callable[[Window], Past]) -> None:
@@ -222,16 +222,18 @@ class WindowForecasts:
         self._model = None if settings.model is None else load_model(settings.model, self.step)
 
     def for_run(self, window: Window) -> StateForecaster:
-        """For one run on a window: forecasts from what arrives in it."""
+        """Return a forecaster for one run on a window, from the arrivals in it."""
         return StateForecaster(self._source(window), self.step, self._last(window))
 
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
-        """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive."""
+        """Return all forecasts of a window, after 0, 1, ... steps, equal to those from `for_run` while its jobs
+        arrive.
+        """
         return window_forecasts(self._source(window), jobs, self._last(window))
 
     def _source(self, window: Window) -> ClassForecasts:
         return ClassForecasts(self._past(window), self.step, self._horizon, self._model)
 
     def _last(self, window: Window) -> int:
-        """Steps that are over at the end of a window."""
+        """Number of whole steps in a window."""
         return int((window.end - window.start) / self.step)

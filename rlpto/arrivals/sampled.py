@@ -1,7 +1,7 @@
 """Sampled arrivals: joint samples of counts by class around a forecast, and jobs made of them.
 
-Each count has a negative binomial distribution. Its mean is the forecast, and its variance exceeds that mean as much
-as in past errors. The dependence between steps and between classes comes from past origins: every past path is turned
+Each count has a negative binomial distribution. Its mean is the forecast, and its variance exceeds the mean as much as
+past errors did. The dependence between steps and between classes comes from past origins: every past path is turned
 into ranks, and a sampled path of ranks is turned into counts by the current distributions (the Schaake shuffle, Clark
 et al., Journal of Hydrometeorology 2004; ranks of counts by the randomised probability integral transform, Czado,
 Gneiting, Held, Biometrics 2009). So means equal the forecast regardless of past errors, counts are whole and never
@@ -23,23 +23,23 @@ from rlpto.performance.tables import JobType
 
 CLASSES = len(PRIORITY_CLASSES)
 LEAST_ORIGINS = 20
-"""With fewer past paths, counts are drawn independently."""
+"""With fewer past paths, counts are sampled independently."""
 MOST_ORIGINS = 500
 """Number of newest past paths that are kept."""
 DISPERSION = (1e-6, 20.0)
 """Least and most of (variance - mean) / mean**2; the least is Poisson's."""
 LEAST_MEAN = 1e-12
-"""Used as a divisor in place of 0."""
+"""Lower bound of a divisor, to avoid division by 0."""
 MOST_COUNT = 1e9
-"""Of one step."""
+"""Largest count of one step."""
 OWN_CLASS_JOBS = 10
-"""Jobs of a class from which on its sampled jobs are like those of the class, rather than like any."""
+"""Number of jobs of a class from which on its sampled jobs resemble only jobs of the class, not any job."""
 MOST_JOBS = 3000
-"""Of one future; later ones are left out."""
+"""Most jobs of one future; later ones are left out."""
 
 
 class PathMemory:
-    """The newest past forecasts of K series, H steps ahead, and what came, one origin after the other."""
+    """The newest past forecasts of K series, H steps ahead, and the actual counts, one origin after the other."""
 
     def __init__(self, horizon: int, series: int, most: int = MOST_ORIGINS) -> None:
         self._horizon, self._most = horizon, most
@@ -48,7 +48,7 @@ class PathMemory:
         self._none = np.zeros((0, horizon, series))
 
     def add(self, forecast: Forecast | None, counts: FloatArray) -> None:
-        """A step is over, at whose begin there was a forecast, or none; counts: [K] what came."""
+        """Add a completed step: the forecast at its start, if there was one, and its actual counts [K]."""
         self._means.append(None if forecast is None else forecast.mean)
         self._counts.append(counts)
         spare = len(self._counts) - self._most - self._horizon
@@ -56,7 +56,7 @@ class PathMemory:
             del self._means[:spare], self._counts[:spare]
 
     def paths(self) -> tuple[FloatArray, FloatArray]:
-        """Means and counts, [N, H, K] each, of the origins all of whose steps are over."""
+        """Means and counts, [N, H, K] each, of the origins whose steps are all completed."""
         last = len(self._counts) - self._horizon + 1
         kept = [(place, mean) for place, mean in enumerate(self._means[: max(last, 0)]) if mean is not None]
         if not kept:
@@ -71,10 +71,10 @@ def sample_paths(
 ) -> IntArray:
     """[F, H, K] whole counts: F = `paths` joint samples whose means are `mean` [H, K].
 
-    past_mean, past_counts: [N, H, K] forecasts from past origins, and what came. With fewer than LEAST_ORIGINS of
-    them, counts are independent and Poisson. The average error of past forecasts has no influence. Origins are sampled
-    systematically in order of their total count, which gives each the same chance and spreads the paths over small and
-    large ones.
+    past_mean, past_counts: [N, H, K] forecasts from past origins, and the actual counts. With fewer than LEAST_ORIGINS
+    origins, counts are independent and Poisson. The average error of past forecasts has no influence. Origins are
+    sampled systematically in order of their total count, which gives each the same chance and spreads the paths over
+    small and large ones.
     """
     if len(past_mean) < LEAST_ORIGINS:
         return rng.poisson(mean, (paths, *mean.shape)).astype(np.int64)
@@ -102,8 +102,8 @@ def _negative_binomial(mean: FloatArray, excess: FloatArray) -> Any:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """One future: n jobs in order of submission. submit: [n] s. donor: [n] row of the one each is like.
-    priority: [n] class."""
+    """One future: n jobs in order of submission. submit: [n] s. donor: [n] row of the job to copy. priority: [n]
+    class."""
 
     submit: FloatArray
     donor: IntArray
@@ -112,7 +112,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Futures:
-    """Some futures. donors: jobs that were submitted, with the speed that is believed of them now."""
+    """Several futures. donors: submitted jobs, with their present estimated speeds."""
 
     donors: tuple[Job, ...]
     arrivals: tuple[Arrivals, ...]
@@ -130,10 +130,10 @@ class Futures:
 def sample_arrivals(
     counts: IntArray, begins: float, step: float, after: float, donors: Sequence[Job], rng: np.random.Generator
 ) -> tuple[Arrivals, ...]:
-    """Futures from counts [F, H, CLASSES] in steps of `step` s from second `begins` on; what is over is left out.
+    """Sample futures after second `after` from counts [F, H, CLASSES] in steps of `step` s from second `begins` on.
 
-    Submit times are spread evenly over each step. Each job is like one of the donors: of its class, where there are
-    OWN_CLASS_JOBS of them, else any.
+    Submit times are spread evenly over each step. Each job copies a donor of its class, if there are OWN_CLASS_JOBS of
+    them, else any.
     """
     place = np.repeat(np.arange(counts.size), counts.reshape(-1))
     future, at, priority = np.unravel_index(place, counts.shape)
@@ -153,10 +153,11 @@ def sample_arrivals(
 
 
 def as_believed(types: Sequence[JobType], futures: Futures, jobs: Sequence[Job], type_index: IntArray) -> Futures:
-    """The futures with donors of the types that a snapshot estimates their speeds by.
+    """Return the futures with donors of the job types by which a snapshot estimates their speeds.
 
-    types: of the snapshot. jobs: M, all that the cluster remembers. type_index: [M] theirs in `types`. A donor that is
-    no longer remembered is as fast as the newest job of its program; arrivals like a donor without one are left out.
+    types: types of the snapshot. jobs: M, all that the cluster remembers. type_index: [M] their indices in `types`. A
+    donor that is no longer remembered is as fast as the newest job of its program; arrivals that copy a donor without
+    one are left out.
     """
     believed = [types[number] for number in type_index.tolist()]
     own = {job.name: one for job, one in zip(jobs, believed, strict=True)}

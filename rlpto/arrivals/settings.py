@@ -11,7 +11,7 @@ from rlpto.io.paths import ConfigPath
 from rlpto.io.settings import Settings
 
 SHORTEST_STEP_S, LONGEST_STEP_S = 1.0, 366 * 86_400.0
-"""Of a forecast."""
+"""Bounds of the step of a forecast."""
 
 
 def _yaml_word(value: object) -> object:
@@ -20,20 +20,20 @@ def _yaml_word(value: object) -> object:
 
 
 class ForecastSettings(Settings):
-    """What is known of the jobs that will arrive."""
+    """Knowledge of the jobs that will arrive."""
 
     mode: Annotated[Literal["off", "on"], BeforeValidator(_yaml_word)] = "off"
-    """off: nothing; on: a forecast from the arrivals so far."""
+    """off: no forecast; on: a forecast from the arrivals so far."""
     model: ConfigPath | None = None
-    """on: file that `rlpto forecast fit` has written, which implies mode on; null: exponential smoothing, which needs
-    no fit."""
+    """on: file that `rlpto forecast fit` has written, which implies mode on. Default: exponential smoothing, which
+    needs no fit."""
     demand: ConfigPath | None = None
-    """Where nodes are rented: file that `rlpto forecast fit --demand` has written; null: forecasts of demand by the
-    minute are fitted on what the trace has before the validation windows."""
+    """Only with rented nodes: file that `rlpto forecast fit --demand` has written. Default: forecasts of demand by the
+    minute are fitted on the part of the trace before the validation windows."""
     every: str = "10min"
-    """Length of a step, such as 10min or 1h; that of the model, if there is one."""
+    """Length of a step, such as 10min or 1h; it must equal the model's, if there is one."""
     horizon: int = Field(6, ge=1, le=1000)
-    """Steps ahead."""
+    """Number of steps ahead."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Arrivals and task volume of a service: forecasts from the jobs that the database has given, month after month."""
+"""Arrivals and task volume of a service: forecasts from the jobs in the database, month after month."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.store.status import VolumeRow
 
 FUTURES = 19
-"""Futures that are sampled for an interval: between the 2nd and the 18th of them a 20th falls with 80 %."""
+"""Number of futures sampled for an interval: between the 2nd and the 18th of them a 20th falls with 80 %."""
 REACH_S, MOST_REACH_STEPS = 86_400.0, 1000
-"""Seconds, and most steps, that futures cover: beyond the horizon, further samples of it follow."""
+"""Seconds, and most steps, that futures cover. Beyond the horizon they continue with more samples of it."""
 DONORS = 500
-"""Newest jobs that sampled ones are like."""
+"""Number of newest jobs that sampled jobs copy."""
 MOST_STEPS = 1000
-"""Most past steps that `rows` gives at once."""
+"""Most past steps that `rows` returns at once."""
 MEAN_KEEP = 0.95
-"""Share of the mean GPU time of a job that the next job leaves of it."""
+"""Weight of the old mean when a new job's GPU time enters the mean GPU time of a job."""
 
 
 class VolumeForecast:
     """Forecasts of arrivals by class and of task volume.
 
     settings: mode on. began: local time [s since 1970-01-01] of second 0 of the session. since: second of the session
-    from which on all arrivals are known; a new service begins at 0. Raises ConfigError if the model cannot be used.
+    from which on all arrivals are known; 0 for a new service. Raises ConfigError if the model cannot be used.
     """
 
     def __init__(self, settings: ForecastSettings, began: float, seed: int, since: float = 0.0) -> None:
@@ -48,11 +48,11 @@ class VolumeForecast:
         self._shown: tuple[int, float | None] | None = None
 
     def arrived(self, jobs: Sequence[Job], tables: SpeedTables, gpus_per_node: int) -> None:
-        """Take in jobs that have been submitted, in order. tables: hold their types."""
+        """Add submitted jobs, in order. tables: contain their types."""
         jobs = [job for job in jobs if job.submit_time >= self._first * self._step]
         if not jobs:
             return
-        # A job whose program had to be checked is known late: it counts in the step that goes on.
+        # A job whose program had to be checked is known late: it counts in the present step.
         submit = np.maximum([job.submit_time for job in jobs], self._last * self._step) - self._first * self._step
         self._source.arrived(submit, np.array([job.priority for job in jobs], dtype=np.int64))
         self._donors.extend(jobs)
@@ -66,18 +66,18 @@ class VolumeForecast:
             self._seen[step] = self._seen.get(step, 0.0) + service
 
     def __call__(self, time: float) -> Forecast | None:
-        """The forecast at a second of the session."""
+        """Return the forecast at a second of the session."""
         return self._source.forecast(self._known(time) - self._first)
 
     def _known(self, time: float) -> int:
-        """Steps of the session that are over."""
+        """Number of completed steps of the session."""
         self._last = max(self._last, int(time / self._step))
         return self._last
 
     def futures(self, time: float, salt: int = 0) -> Futures | None:
-        """Jobs that may be submitted after a second, like the newest ones; None while too little is known.
+        """Sample jobs that may be submitted after a second, like the newest ones. None while too little is known.
 
-        salt: other numbers, other futures.
+        salt: another number gives other futures.
         """
         known = self._known(time)
         counts = self._counts(known, np.random.default_rng([self._seed, known, 0, salt]))
@@ -88,7 +88,7 @@ class VolumeForecast:
         return Futures(donors, sample_arrivals(counts, known * self._step, self._step, time, donors, rng))
 
     def _counts(self, known: int, rng: np.random.Generator) -> IntArray | None:
-        """[FUTURES, H, CLASSES] jobs in the steps that follow, beyond the horizon as in further samples of it."""
+        """[FUTURES, H, CLASSES] jobs in the next steps; beyond the horizon, more samples of it follow."""
         found: list[IntArray] = []
         steps, reach = 0, min(REACH_S / self._step, MOST_REACH_STEPS)
         while not found or steps < reach:
@@ -100,8 +100,8 @@ class VolumeForecast:
         return np.concatenate(found, axis=1)
 
     def rows(self, time: float) -> list[VolumeRow]:
-        """Task volume by step, of those that are over and as forecast for those that follow, at second `time` of the
-        session; nothing where that has not changed."""
+        """Task volume by step at second `time` of the session, observed for completed steps and forecast for later
+        ones; empty if nothing has changed."""
         known, rows = self._known(time), []
         if self._shown == (known, self._mean_service):
             return []

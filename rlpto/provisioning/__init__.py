@@ -1,1 +1,1 @@
-"""How many nodes to rent: a file for each way to decide it."""
+"""Decide how many nodes to rent: one file for each rule."""

@@ -1,4 +1,4 @@
-"""Spare GPUs in proportion to what was asked for lately."""
+"""Spare GPUs in proportion to recent requests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class AverageOptions(Settings):
     """Options of `average`."""
 
     factor: float = Field(1.0, ge=0, le=1000)
-    """Spare GPUs as a multiple of those asked for, on average, in the time that a node takes to boot."""
+    """Spare GPUs as a multiple of the GPUs requested, on average, in the time that a node takes to boot."""
     half_life: Literal[2, 5, 15, 60, 240] = 15
     """Minutes after which a job counts half in the average."""
 
 
 class Average(BaseProvisioner[AverageOptions]):
-    """The GPUs that jobs hold or wait for, and those that jobs are expected to ask for while a node boots."""
+    """The GPUs that jobs hold or wait for, and the GPUs that jobs should request on average while a node boots."""
 
     name = "average"
     summary = "spare GPUs in proportion to what was asked for in the last minutes"

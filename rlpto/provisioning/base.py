@@ -1,4 +1,4 @@
-"""What a provisioner is: from what is seen of rented nodes to the GPUs that are wanted."""
+"""Provisioners: from the state of rented nodes to the number of wanted GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlpto.io.settings import Settings
 OptionsType = TypeVar("OptionsType", bound=Settings)
 
 MOST_GPUS = 1e9
-"""More are never wanted."""
+"""Largest number of wanted GPUs."""
 Grid = Mapping[str, tuple[float | str, ...]]
 """Values of options by name."""
 
@@ -26,12 +26,12 @@ class Provisioner(Protocol):
     name: str
 
     def __call__(self, state: NodesState) -> FloatArray:
-        """[R] GPUs wanted in all: of every group of rented nodes, and of nodes of its kind that are always there."""
+        """[R] GPUs wanted in total: in each group of rented nodes, and in permanent nodes of its GPU type."""
 
 
 class BaseProvisioner(Generic[OptionsType]):
-    """A provisioner with options. summary: for lists. grid: values of the options that tuning tries. forecasts: see
-    `needs_forecast`."""
+    """A provisioner with options. summary: for lists. grid: values of the options that tuning tries. forecasts: true if
+    it needs a forecast."""
 
     name: str
     summary: ClassVar[str]
@@ -44,12 +44,12 @@ class BaseProvisioner(Generic[OptionsType]):
 
 
 def needs_forecast(provisioner: object) -> bool:
-    """Whether a provisioner, or a class of them, needs `NodesState.forecast`; those of other packages may not say."""
+    """Whether a provisioner or its class needs `NodesState.forecast`; classes of other packages may not say."""
     return bool(getattr(provisioner, "forecasts", False))
 
 
 def checked_gpus(name: str, wanted: FloatArray, state: NodesState) -> FloatArray:
-    """[R] what a provisioner returned. Raises PolicyError unless these are numbers of 0 or more, one for each row."""
+    """[R] GPUs that a provisioner returned. Raises PolicyError unless it is a number of 0 or more for each row."""
     try:
         found: FloatArray = np.asarray(wanted, dtype=np.float64)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The rented nodes of one run: a provisioner is asked once a minute, and what follows is noted."""
+"""The rented nodes of one run: a provisioner decides once a minute, and the consequences are recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlpto.provisioning.demand import ByMinute
 
 
 class RentingCluster(Protocol):
-    """A cluster whose nodes are rented: `rlpto.simulator.cluster.SimulatedCluster`, or
+    """A cluster with rented nodes: `rlpto.simulator.cluster.SimulatedCluster`, or
     `rlpto.ray_cluster.scheduler.renting.RealNodes`."""
 
     @property
@@ -25,24 +25,24 @@ class RentingCluster(Protocol):
 
     @property
     def shape(self) -> ClusterShape:
-        """The nodes as they are now."""
+        """The nodes in their present state."""
 
     @property
     def next_rent(self) -> float:
         """Time [s] of the next decision on the number of rented nodes."""
 
     def rent(self, nodes: IntArray) -> None:
-        """Ask for nodes, or give some back."""
+        """Request or return nodes."""
 
     def look_at_nodes(self) -> AnyArray:
-        """[G] LOOK."""
+        """[G] LOOK of the groups of rented nodes."""
 
     def work_done(self) -> tuple[float, float]:
-        """See `rlpto.simulator.renting.work_done`."""
+        """Work since the last call, as in `rlpto.simulator.renting.work_done`."""
 
 
 class NodeGroups:
-    """What does not change of R groups of rented nodes: arrays [R]. copies: of the cluster, one after the other."""
+    """Constants of R groups of rented nodes: arrays [R]. copies: number of identical clusters, one after the other."""
 
     def __init__(self, shape: ClusterShape, copies: int = 1) -> None:
         first = [shape[int(group[0])] for group in shape.rented_groups]
@@ -60,14 +60,14 @@ class NodeGroups:
     def state(
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray
     ) -> NodesState:
-        """What is seen. look: [R] LOOK; the others as in `NodesState`."""
-        seen = look.view(np.float64).reshape(len(look), -1).T.copy()  # in the order in which `NodesState` has them
+        """Return the state for a decision. look: [R] LOOK; the others are fields of `NodesState`."""
+        seen = look.view(np.float64).reshape(len(look), -1).T.copy()  # in the order of the fields of `NodesState`
         return NodesState(*(time, clock, self.size, self.boot, self._gpus, *seen, averages, forecast))
 
     def nodes(self, state: NodesState, gpus: FloatArray) -> IntArray:
-        """[R] nodes to rent where `gpus` [R] are wanted in all.
+        """[R] nodes to rent for `gpus` [R] wanted in total.
 
-        GPUs that a group cannot offer are wanted of the next group with the same type of GPU.
+        GPUs that a group cannot offer are wanted of the next group with the same GPU type.
         """
         if self._next:
             wanted, offered = (part.reshape(-1, self._groups).copy() for part in (gpus, state.own + self._gpus))
@@ -79,8 +79,8 @@ class NodeGroups:
 
 
 class RentedNodes:
-    """See the module. demand, start: as `rlpto.provisioning.demand` has them. rows: of decisions that are over; given
-    where a session goes on. newest: of the latest decision, as far as it is known."""
+    """Asks a provisioner once a minute, and records the consequences. demand, start: of `rlpto.provisioning.demand`.
+    rows: completed decisions, if a session continues. newest: the latest decision, as far as it is known."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class RentedNodes:
         self.due = cluster.next_rent
 
     def wanted(self) -> float:
-        """GPUs that the provisioner wants now, in all; between decisions too."""
+        """GPUs that the provisioner wants now, in total. May be called between decisions."""
         return float(self._ask()[1].sum())
 
     def decide(self) -> None:
-        """Ask the provisioner. Raises PolicyError if what it says is no number of GPUs."""
+        """Ask the provisioner, and rent nodes. Raises PolicyError if its answer is not a number of GPUs."""
         cluster = self._cluster
         self._close()
         state, gpus = self._ask()
@@ -112,12 +112,12 @@ class RentedNodes:
         self.newest = (cluster.time, *np.sum([*rows, np.maximum(gpus - state.demand, 0.0)], axis=1).tolist())
 
     def passed(self, passed: AnyArray) -> None:
-        """Take in what happened, [P] INTERVAL."""
+        """Record the intervals [P] INTERVAL."""
         self._unfinished += sum(passed["unfinished"].tolist())
         self._cost += sum(passed["cost"].tolist())
 
     def _ask(self) -> tuple[NodesState, FloatArray]:
-        """Look at the nodes, and return the state with the [G] GPUs that are wanted in it."""
+        """Observe the nodes; return the state and the [G] GPUs that the provisioner wants in it."""
         look, groups, now = self._cluster.look_at_nodes(), self._groups, self._cluster.time
         averages, forecast = self._demand(int(now / TICK_S + 1e-6), float(groups.boot[0]))
         time = np.full(len(look), now)
@@ -125,13 +125,13 @@ class RentedNodes:
         return state, checked_gpus(self.provisioner.name, self.provisioner(state), state)
 
     def _close(self) -> None:
-        """Note what followed from the latest decision."""
+        """Record the consequences of the latest decision."""
         seconds, money = self._cluster.work_done()
         if self.newest:
             self.rows.append((*self.newest, self._unfinished - seconds, self._cost, self._cost - money))
             self._unfinished = self._cost = 0.0
 
     def records(self) -> NodeRecords:
-        """All decisions, of a run that is over."""
+        """All decisions of a completed run."""
         self._close()
         return NodeRecords(*np.array(self.rows).reshape(-1, 9).T.copy())

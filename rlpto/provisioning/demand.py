@@ -1,4 +1,4 @@
-"""What jobs ask for by the minute, as averages over the last minutes and as a forecast of the next ones."""
+"""Demand for GPUs by the minute, as averages over the last minutes and as a forecast of the next ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:  # it imports torch
     from rlpto.forecasting.demand import DemandForecaster
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-"""Of the quantiles of a forecast."""
+"""Levels of the quantiles of a forecast."""
 ByMinute = Callable[[int, float], tuple[FloatArray, FloatArray]]
-"""Gives [G, 2, A] averages and [G, F] forecast for a boot time [s], given the minutes that are over."""
+"""Returns [G, 2, A] averages and [G, F] forecast, given the number of completed minutes and a boot time [s]."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Jobs and GPUs asked for of one workload, by minute from its start on, for every group of rented nodes.
+    """Jobs and requested GPUs of one workload, by minute from its start on, for every group of rented nodes.
 
-    counts: [G, T, 2]. day_before: [G, D, 2] of the minutes before second 0, a day of them.
+    counts: [G, T, 2]. day_before: [G, D, 2] counts of the last day before second 0, by minute.
     start: local time of second 0 [s since 1970-01-01].
     """
 
@@ -38,7 +38,7 @@ class Demand:
     start: float = MONDAY
 
     def averages(self) -> FloatArray:
-        """[T + 1, G, 2, A] averages once 0, 1, ... T minutes are over, each from what came before it only."""
+        """[T + 1, G, 2, A] averages after 0, 1, ... T minutes, each from earlier counts only."""
         counts = np.concatenate([self.day_before, self.counts], axis=1)
         groups, minutes, columns = counts.shape
         flat = np.swapaxes(counts, 0, 1).reshape(minutes, -1)
@@ -47,13 +47,15 @@ class Demand:
         return by_minute[self.day_before.shape[1] - 1 :]
 
     def by_minute(self, forecast: FloatArray | None = None) -> ByMinute:
-        """All of it, known in advance. forecast: as `forecasts`, or none; minutes after the last are as that."""
+        """Return the whole demand as a function of the minute. forecast: array from `forecasts`. Default: no forecast.
+        Minutes after the last repeat its values.
+        """
         found = self.averages(), np.zeros((1, len(self.counts), 0)) if forecast is None else forecast
         return lambda minute, _: (found[0][min(minute, len(found[0]) - 1)], found[1][min(minute, len(found[1]) - 1)])
 
     def forecasts(self, forecaster: DemandForecaster, boot: float) -> FloatArray:
-        """[T + 1, G, 1 + LEVELS] mean and quantiles of the GPUs asked for in about the next `boot` seconds, once
-        0, 1, ... T minutes are over. All jobs together: the groups after the first have none."""
+        """[T + 1, G, 1 + LEVELS] mean and quantiles of the GPUs requested in about the next `boot` seconds, after 0, 1,
+        ... T minutes. Sums over all jobs stand in the first group; the other groups have zeros."""
         total, day = np.concatenate([self.day_before, self.counts], axis=1).sum(axis=0), self.day_before.shape[1]
         said = forecaster.batch(total, self.start - day * TICK_S, LEVELS)
         nearest = int(np.argmin([abs(minutes - boot / TICK_S) for minutes in forecaster.horizons]))
@@ -63,10 +65,10 @@ class Demand:
 
 
 def arriving(arrived: Callable[[int, int], FloatArray], start: float, forecaster: DemandForecaster | None) -> ByMinute:
-    """Demand by the minute as jobs arrive, from the last day of them.
+    """Return demand by the minute as jobs arrive, from the counts of the last day.
 
-    arrived: gives counts [G, T, 2] of the minutes from its first argument up to its second; both may be below 0.
-    start: as in `Demand`.
+    arrived: returns counts [G, T, 2] of the minutes from its first argument up to its second; both may be below 0.
+    start: `Demand.start`.
     """
 
     @lru_cache(maxsize=1)
@@ -84,8 +86,8 @@ def demand_of(
 ) -> Demand:
     """Demand of a workload for the groups of rented nodes of a cluster, over `minutes` from its start on.
 
-    before: jobs submitted in the day before it, as seconds before its start, and GPUs. start: as in `Demand`. A job
-    counts to the first group with a GPU type that it may use; one of the day before to the first group.
+    before: jobs submitted in the day before, as seconds before the start, and GPUs. start: `Demand.start`. A job counts
+    to the first group with a GPU type that it may use; jobs of the day before count to the first group.
     """
     kinds = [shape[int(group[0])].gpu for group in shape.rented_groups]
     group = np.array(
@@ -99,7 +101,7 @@ def demand_of(
 
 
 def minute_counts(submit_time: FloatArray, gpus: IntArray, group: IntArray, groups: int, minutes: int) -> FloatArray:
-    """[G, T, 2] jobs and GPUs by minute from jobs [M]; those after the last minute are left out."""
+    """[G, T, 2] jobs and GPUs by minute from jobs [M]; jobs after the last minute are left out."""
     counts, minute = np.zeros((groups, minutes, 2)), (submit_time / TICK_S).astype(np.int64)
     kept = minute < minutes
     where = group[kept], minute[kept]

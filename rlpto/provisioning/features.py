@@ -1,4 +1,4 @@
-"""What an agent sees of rented nodes, and what its action means: GPUs relative to those of a heuristic."""
+"""Observations of rented nodes for an agent, and the meaning of its action: GPUs relative to a heuristic's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlpto.io.arrays import AnyArray, FloatArray
 LEAST_ACTION, LARGEST_ACTION = -4.0, 3.0
 """Bounds of an action."""
 SCALE = 3.0
-"""Logarithms are divided by this, so that features are about 1."""
+"""Divisor of logarithms, which makes features about 1."""
 LIMIT = 100.0
-"""No feature is larger, or smaller than minus this."""
+"""Largest absolute value of a feature."""
 
 
 class Feature(NamedTuple):
-    """An entry of an observation, and what it is."""
+    """An entry of an observation, with its description."""
 
     name: str
     description: str
@@ -39,11 +39,11 @@ FEATURES: tuple[Feature, ...] = (
     Feature("spare", "spare GPUs of the heuristic that action zero is"),
     *(Feature(f"{of}_{part}", f"{part} of the {of}") for of in ("day", "week") for part in ("sine", "cosine")),
 )
-"""All features but those of a forecast, in order; all but the last four are logarithms, log(1 + x) / SCALE."""
+"""All features except those of a forecast, in order; all except the last four are logarithms, log(1 + x) / SCALE."""
 
 
 def node_features(state: NodesState, spare: FloatArray) -> AnyArray:
-    """[R, FEATURES + F] float32. spare: [R] GPUs of the heuristic."""
+    """[R, FEATURES + F] float32 observations. spare: [R] spare GPUs of the heuristic."""
     boots = state.boot[:, None] / 60.0
     counts = [
         *(boots * state.averages[:, 0]).T,
@@ -64,7 +64,7 @@ def node_features(state: NodesState, spare: FloatArray) -> AnyArray:
 def gpus_of_action(state: NodesState, spare: FloatArray, action: FloatArray) -> FloatArray:
     """[R] GPUs that an action [R] wants: the heuristic's spare GPUs and a node, times exp(action), less a node.
 
-    Zero is the heuristic; below it nodes may be fewer than waiting jobs ask for.
+    Action 0 is the heuristic; below it there may be fewer nodes than waiting jobs request.
     """
     factor = np.exp(np.clip(action, LEAST_ACTION, LARGEST_ACTION))
     return np.maximum(state.demand + (spare + state.size) * factor - state.size, 0.0)

@@ -1,4 +1,4 @@
-"""Always as many nodes, as on a cluster that is owned."""
+"""A constant number of nodes, like an owned cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FixedOptions(Settings):
 
 
 class Fixed(BaseProvisioner[FixedOptions]):
-    """A share of the nodes, whatever is asked for."""
+    """A constant share of the nodes that may be rented."""
 
     name = "fixed"
     summary = "always the same share of the nodes that may be rented"

@@ -1,4 +1,4 @@
-"""Spare GPUs by a forecast of what will be asked for while a node boots."""
+"""Spare GPUs by a forecast of the GPUs requested while a node boots."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ForecastOptions(Settings):
     """Options of `forecast`."""
 
     level: float | Literal["mean"] = "mean"
-    """Which number of the forecast: its mean, or the quantile of level 0.5, 0.8, 0.9 or 0.95."""
+    """Value of the forecast to use: its mean, or the quantile of level 0.5, 0.8, 0.9 or 0.95."""
     factor: float = Field(1.0, ge=0, le=1000)
-    """Spare GPUs as a multiple of it."""
+    """Spare GPUs as a multiple of that value."""
 
     @field_validator("level")
     @classmethod
@@ -31,7 +31,7 @@ class ForecastOptions(Settings):
 
 
 class ForecastDemand(BaseProvisioner[ForecastOptions]):
-    """The GPUs that jobs hold or wait for, and those that a forecast says jobs will ask for while a node boots."""
+    """The GPUs that jobs hold or wait for, and the GPUs that jobs will request by the forecast while a node boots."""
 
     name = "forecast"
     summary = "spare GPUs by a forecast of the GPUs asked for while a node boots"
@@ -40,7 +40,7 @@ class ForecastDemand(BaseProvisioner[ForecastOptions]):
     forecasts = True
 
     def __call__(self, state: NodesState) -> FloatArray:
-        """[R] GPUs. Raises PolicyError where nothing is forecast."""
+        """[R] GPUs. Raises PolicyError without a forecast."""
         if not state.forecast.shape[1]:
             raise PolicyError(f"provisioner {self.name}: there is no forecast of demand here")
         column = 0 if self.options.level == "mean" else 1 + LEVELS.index(self.options.level)

@@ -1,4 +1,4 @@
-"""Nodes for the jobs that are there: what autoscalers do."""
+"""Nodes for the present jobs, the rule of common autoscalers."""
 
 from __future__ import annotations
 

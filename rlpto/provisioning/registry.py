@@ -1,4 +1,4 @@
-"""Provisioners by name: RLPTO's own, and those of installed packages."""
+"""Provisioners by name, built in or from installed packages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ENTRY_POINTS = "rlpto.provisioning"
 """Group of entry points under which an installed package offers provisioners: name = class."""
 
 BUILT_IN: dict[str, Any] = {kind.name: kind for kind in (Fixed, Reactive, Spare, Average, Scheduled, ForecastDemand)}
-"""RLPTO's own, the agent apart, in the order in which they are listed."""
+"""Built-in provisioners except the agent, in the order of lists."""
 
 
 def make_provisioner(spec: PolicySpec) -> Provisioner:
-    """A new provisioner from its spec. Raises ConfigError for a name or option that there is not."""
+    """Create a provisioner from its spec. Raises ConfigError for an unknown name or option."""
     kind = BUILT_IN.get(spec.name) or _plugin(spec.name)
     found: Provisioner = kind(options_for(kind, spec, "provisioner"))
     found.name = spec.label
@@ -39,7 +39,7 @@ def names() -> list[str]:
 
 
 def _plugin(name: str) -> Any:
-    """The class of an installed package."""
+    """Return the provisioner class of an installed package."""
     points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
     if name not in points:
         raise ConfigError(f"no provisioner {name!r}; {nearest(name, names())}")
@@ -55,7 +55,7 @@ def _plugin(name: str) -> Any:
 
 
 def spec_of(provisioner: Provisioner) -> str:
-    """The spec that makes a provisioner like this one."""
+    """Return the spec that creates a provisioner like this one."""
     options = getattr(provisioner, "options", None)
     given = [] if options is None else [f"{key}={value}" for key, value in options.model_dump(mode="json").items()]
     return ":".join([type(provisioner).name, ",".join(given)]) if given else type(provisioner).name

@@ -25,11 +25,11 @@ class ScheduledOptions(Settings):
     begin: Annotated[float, Field(ge=0, le=24)] = 8.0
     """Hour at which the day begins, local time."""
     end: Annotated[float, Field(ge=0, le=24)] = 20.0
-    """Hour at which it ends."""
+    """Hour at which the day ends, local time."""
 
 
 class Scheduled(BaseProvisioner[ScheduledOptions]):
-    """The GPUs that jobs hold or wait for, and more of them in working hours."""
+    """The GPUs that jobs hold or wait for, and spare ones, more of them in working hours."""
 
     name = "scheduled"
     summary = "spare GPUs by the hour of the week, more in working hours"

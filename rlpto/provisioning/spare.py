@@ -1,4 +1,4 @@
-"""A constant number of GPUs beyond those that jobs hold or wait for."""
+"""A constant number of GPUs beyond the GPUs that jobs hold or wait for."""
 
 from __future__ import annotations
 
