@@ -48,9 +48,7 @@ def admit(
 
 @helper()
 def allowed(fit: IntArray | None, jobs: AnyArray, view: AnyArray, i: int, gpus: int) -> int:
-    """Largest allowed size up to `gpus` of the job in row i of a view. The other arguments are the same as in
-    `admit`.
-    """
+    """Largest allowed size up to `gpus` of the job in row i of a view. The other arguments are those of `admit`."""
     if fit is None:
         return gpus
     return int(fit[jobs[view[i].index].believed_type, gpus]) if fit.size else gpus
@@ -60,11 +58,11 @@ def allowed(fit: IntArray | None, jobs: AnyArray, view: AnyArray, i: int, gpus: 
 def reserve(
     view: AnyArray, given: IntArray, capacity: int, jobs: AnyArray, fit: IntArray | None, now: float, after: float
 ) -> bool:
-    """Change given [n] so that jobs that have waited for `after` seconds get free GPUs first.
+    """Change given [n] to give free GPUs first to jobs that have waited for `after` seconds.
 
-    The other arguments are the same as in `admit`. Overdue jobs get their smallest size, the longest wait first; no
-    other job grows while an overdue job waits for GPUs. A job that got GPUs in this way keeps its smallest size until
-    it ends. Returns False, with `given` unchanged, if the jobs keep more GPUs than there are.
+    The other arguments are those of `admit`. Overdue jobs get their smallest size, the longest wait first; no other job
+    grows while an overdue job waits for GPUs. A job that got GPUs in this way keeps its smallest size until it ends.
+    Returns False, with `given` unchanged, if the jobs keep more GPUs than there are.
     """
     least, kept, left = np.zeros_like(given), np.zeros_like(given), capacity
     for i in range(len(given)):

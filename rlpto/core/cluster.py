@@ -1,6 +1,4 @@
-"""The two sides of a scheduling decision: the state that a policy sees, and the allocation that a cluster carries
-out.
-"""
+"""The two sides of a scheduling decision: the state that a policy sees, and the allocation that it returns."""
 
 from __future__ import annotations
 
@@ -169,9 +167,7 @@ class ClusterShape(tuple[Node, ...]):
         )
 
     def _changed(self, nodes: Iterable[Node]) -> ClusterShape:
-        """Return a shape of the same nodes in another state, keeping all computed properties that do not depend on
-        it.
-        """
+        """Return a shape of the same nodes in another state, keeping all computed properties independent of it."""
         found = ClusterShape(nodes)
         found.__dict__.update((name, fact) for name, fact in self.__dict__.items() if name not in _OF_THE_STATE)
         return found
@@ -242,7 +238,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where n jobs hold GPUs, as far as the cluster knows.
+    """The nodes on which n jobs hold GPUs, as far as the cluster knows.
 
     nodes: node numbers of the GPUs that each job holds, grouped by node.
     training: [n] GPUs that train now; all GPUs of the job unless added ones are still starting.
@@ -332,7 +328,7 @@ class Allocation:
     gpus: [n] integers; with 0 GPUs a job waits in the queue.
     order: [n] row numbers, the order in which changed jobs are placed on nodes. Default: queue order.
         A cluster may use another order: under `placement: pack` large jobs go first.
-    batch_size: [n] samples of a training step, one of `JobTable.batch_sizes`; 0 is the job's own choice. Default: 0 for
+    batch_size: [n] samples of a training step, from `JobTable.batch_sizes`; 0 is the job's own choice. Default: 0 for
     all.
         A change of batch size alone costs a running job nothing.
     placement: [n, N] GPUs of each job on each node of the shape, `gpus` in total. Default: the cluster places them. A

@@ -42,9 +42,7 @@ def fits_kinds(state: ClusterState, placement: IntArray) -> bool:
 
 
 def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
-    """Return a placement [n, N] of requested GPUs [n] that fit the cluster in total, one GPU type a job, by
-    `choose_kinds`.
-    """
+    """Return a placement [n, N] of requested GPUs [n], which fit the cluster in total, by `choose_kinds`."""
     jobs, shape = state.jobs, state.shape
     held = np.where(shape.offered > 0, state.held_nodes, 0)
     speed = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds])
@@ -212,9 +210,7 @@ def _place(
 
 @kernel()
 def _best_node(free: IntArray, node_kinds: IntArray, kind: int, count: int, home: int) -> int:
-    """Return the node of a GPU type for `count` GPUs: home if they fit, else the closest fit, else the one with most
-    free.
-    """
+    """Return the node of a GPU type for `count` GPUs: home if they fit, else the closest fit, else the emptiest."""
     best = NOWHERE
     for node in range(len(free)):
         if node_kinds[node] != kind:
@@ -244,7 +240,7 @@ def _make_room(
 ) -> None:
     """Free `part` GPUs on one node of a GPU type by moving smaller jobs that have all their GPUs there.
 
-    Smaller means fewer GPUs than the job in `row`. Among the nodes that can be freed, choose one that moves fewest
+    Smaller means fewer GPUs than the job in `row`. Among the nodes that can be freed, choose a node that moves fewest
     GPUs. Jobs that move wait from turn `came` on.
     """
     best, least = NOWHERE, 0

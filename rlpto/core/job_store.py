@@ -121,9 +121,7 @@ def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> 
 def _stop_epochs(
     jobs: Sequence[Job], types: Sequence[JobType], index: Mapping[JobType, int], tables: SpeedTables
 ) -> list[float]:
-    """Epochs after which each job ends, by the accuracy curve of its submitted type; computed once for identical
-    jobs.
-    """
+    """Epochs after which each job ends, by the accuracy curve of its submitted type; computed once for equal jobs."""
     ends: dict[tuple[int, float, StopRule], float] = {}
     found = []
     for job, job_type in zip(jobs, types, strict=True):

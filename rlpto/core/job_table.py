@@ -225,8 +225,7 @@ class JobTable:
 
     @property
     def speed_at_batch_sizes(self) -> FloatArray:
-        """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 for missing
-        choices."""
+        """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 without a choice."""
         tables, found = self._tables, []
         work, exponent, samples = tables.known_remaining, tables.exponent[self.type_index], tables.fixed_batch
         for types in tables.batch_choices[self.type_index].T:
@@ -316,8 +315,8 @@ class JobTable:
 
     @property
     def fit(self) -> IntArray | None:
-        """[n, K + 1] largest allowed size of each job up to k GPUs, on the GPU type that allows most. None if all are
-        allowed.
+        """[n, K + 1] largest allowed size of each job up to k GPUs, on the GPU type that allows most. None if all
+        are.
         """
         return self.fit_anywhere[self.type_index] if self._tables.fit.size else None
 

@@ -36,8 +36,7 @@ without progress."""
 
 
 class DecisionLoop:
-    """Decisions on one cluster under one queue. Repeat `state`, `carry_out` and the cluster's `advance` until it is
-    done.
+    """Decisions on one cluster under one queue. Repeat `state`, `carry_out` and the cluster's `advance` until done.
 
     forecaster: adds a forecast to every state. Default: no forecast. With a forecaster no decision remains valid,
     because the next forecast may differ. served: earlier GPU-seconds of each user, if the queue is fair between users.
@@ -67,8 +66,7 @@ class DecisionLoop:
             self._users.renumbered()
 
     def carry_out(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
-        """Trim the named policy's requested allocation, let the cluster carry it out, and return the trimmed
-        allocation.
+        """Trim the requested allocation of the named policy, carry it out on the cluster, and return it trimmed.
 
         Raises PolicyError if the policy returned something that is not an allocation.
         """
@@ -94,8 +92,8 @@ class DecisionLoop:
 
 
 class NodeControl(Protocol):
-    """Decides how many nodes are rented, such as `rlpto.provisioning.control.RentedNodes`. due: time of the next
-    decision [s].
+    """Decides how many nodes are rented, for example `RentedNodes` of `rlpto.provisioning.control`. due: next decision
+    [s].
     """
 
     due: float

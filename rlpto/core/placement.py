@@ -107,9 +107,7 @@ def span(nodes: AnyArray, held: int) -> int:
 
 @kernel()
 def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
-    """Make rows of placement [n, N] hold gpus [n] in total: leave nodes with fewest GPUs first, add where most are
-    free.
-    """
+    """Make rows of placement [n, N] hold gpus [n] in total: remove the smallest parts, add where most are free."""
     for i in range(len(gpus)):
         row = placement[i]
         more = gpus[i] - row.sum()

@@ -109,8 +109,7 @@ class BackfillOptions(Settings):
     """Options of a policy that gives each waiting job all the GPUs it requested, or none."""
 
     backfill: bool = False
-    """Let later jobs that fit pass a job that does not; otherwise the first job that does not fit blocks all later
-    ones."""
+    """Let later jobs that fit pass a job that does not; otherwise the first job that does not fit blocks the rest."""
 
 
 class OneNodeOptions(BackfillOptions):
@@ -124,7 +123,7 @@ OptionsT = TypeVar("OptionsT", bound=Settings)
 
 
 class BasePolicy(Generic[OptionsT]):
-    """Base class of this project's policies: a name, typed options, and `reset` for those with a memory."""
+    """Base class of this project's policies: a name, typed options, and `reset` for policies with a memory."""
 
     name: str
     Options: ClassVar[type[Settings]] = NoOptions

@@ -31,8 +31,7 @@ def order_rows(
     rows: IntArray,
     effective: IntArray,
 ) -> None:
-    """Fill rows [n] with positions in index [n], in order of service, and effective [n] with the classes of these rows
-    after aging.
+    """Fill rows [n] with positions in index [n], in order of service, and effective [n] with their classes after aging.
 
     index: numbers of jobs [M] JOB in order of submission. strict: if true, order by class after aging, then by
     submission; otherwise by submission with the head start of the class a job came with. The number of classes that

@@ -157,7 +157,7 @@ class Queue:
 
 
 def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> IntArray:
-    """Return `numbers` as int64 [count]. Raises PolicyError naming the policy and the fault. unit: what they count."""
+    """Return `numbers` as int64 [count]. Raises PolicyError naming the policy and the fault. unit: for the message."""
     try:
         array = np.asarray(numbers)
     except ValueError:
@@ -195,9 +195,7 @@ def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, polic
 
 
 def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:
-    """Return a copy of `placement` as int64 [n, N]. Raises PolicyError unless it gives each job gpus [n] on nodes that
-    are up.
-    """
+    """Return `placement` as a new int64 [n, N]. Raises PolicyError unless it gives gpus [n] on nodes that are up."""
     if placement is None:
         return None
     array, shape = np.asarray(placement), (len(state.jobs), len(state.shape))
@@ -232,7 +230,7 @@ def admit_servers(servers: Any, state: ClusterState, gpus: IntArray, policy: str
 
     servers: requested numbers, `Allocation.servers`. They are cut to the CPU slots: jobs first keep the servers they
     have, then get more in queue order. A job whose number was chosen gets as many as there are; a job with its default
-    number gets exactly that or none. Where a job gets none, its `gpus` are set to 0.
+    number gets exactly that or none. The `gpus` of a job that gets none are set to 0.
     Raises PolicyError naming the policy for a number that a job cannot have.
     """
     jobs, chosen = state.jobs, np.zeros(len(state.jobs), dtype=np.int64)

@@ -207,8 +207,8 @@ class RunRecord:
     """One policy on one window with one seed.
 
     policy: its name. window: name of the window. seed: random seed. capacity: GPUs of the cluster with all nodes up.
-    wall_seconds: duration of the run. switches: when each policy decided, if there were several. rented: empty if no
-    nodes are rented.
+    wall_seconds: duration of the run. switches: when each policy decided, if there were several. rented: its rented
+    nodes, or empty.
     """
 
     policy: str

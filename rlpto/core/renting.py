@@ -47,8 +47,7 @@ class RentedSettings(Settings):
 
 @dataclass(frozen=True)
 class NodesState:
-    """State from which the number of rented nodes is decided; one row per group of rented nodes: R groups, of one
-    cluster or many.
+    """State from which the number of rented nodes is decided. R groups of rented nodes, of one cluster or many.
 
     time: [R] s since the start of the workload. clock: [R] local time [s since 1970-01-01].
     size: [R] GPUs of a node; boot: [R] s; most: [R] GPUs of all nodes of the group at a time.

@@ -61,8 +61,8 @@ TermFunction = Callable[[Any, float, Any], float]
 
 @dataclass(frozen=True)
 class Term:
-    """A term of the reward. name: name of the term and of its weight. unit: unit of the weighted amount. description:
-    text in tables.
+    """A term of the reward. name: name of the term and of its weight. unit: of the weighted amount. description: in
+    tables.
 
     function: compiled; maps (sums, gain, weights) to its part of the reward. sums: of the interval, a record of
     `rlpto.core.records.INTERVAL`; gain: accuracy gained in it, weighted by class; weights: a record of WEIGHTS.
@@ -132,8 +132,7 @@ REWARD_PARTS: tuple[str, ...] = tuple(entry.name for entry in TERMS)
 """Names of the terms."""
 
 fill_terms = chained([entry.function for entry in TERMS])
-"""fill_terms(out, (sums, gain, weights)), compiled: fill out [TERMS] with the arguments of `Term.function`, by
-interval."""
+"""fill_terms(out, (sums, gain, weights)), compiled: fill out [TERMS] with an interval's terms; arguments of `Term`."""
 
 
 @njit()

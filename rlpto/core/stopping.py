@@ -32,8 +32,7 @@ class StopRule(Settings):
     over: float = Field(0.05, gt=0, le=1)
     """Share of the declared epochs."""
     after: float = Field(0.7, ge=0, le=1)
-    """Share of the declared epochs before which no job stops. With 0, a plateau in the middle of training ends the
-    job."""
+    """Share of the declared epochs before which no job stops. With 0, a plateau amid training ends the job."""
 
     @property
     def text(self) -> str:

@@ -207,8 +207,7 @@ def fill_score(
 
 @njit(error_model="numpy")
 def efficiency_seen(sqr: float, var: float, scale: float, slope: float) -> float:
-    """Progress per sample with `scale` base batches; if the statistics are not valid, a step gains as much as a base
-    batch.
+    """Progress per sample with `scale` base batches; with invalid statistics a step counts as one base batch.
 
     sqr, var: gradient statistics at the base batch; the variance is assumed to grow with scale ** slope.
     """
@@ -235,10 +234,9 @@ def powers(scales: FloatArray, exponent: float) -> FloatArray:
 def choose(
     throughput: FloatArray, scales: FloatArray, growth: FloatArray, sqr: float, var: float, rule: ChoiceRule, held: int
 ) -> int:
-    """Return the candidate with the largest score, the first of equals; `held`, the one in use, stays by `rule.above`.
+    """Return the candidate with the largest score, the first of equals, unless `held` stays by `rule.above`.
 
-    throughput, scales: [C]. growth: [C] factor on the variance `var` of the base batch. held: negative if none is in
-    use.
+    throughput, scales: [C]. growth: [C] factor on the variance `var` of the base batch. held: candidate in use, or -1.
     """
     best, most, present = 0, -1.0, 0.0
     for at in range(len(throughput)):

@@ -46,8 +46,7 @@ def believed_by_size(truth: BatchCache, rules: BeliefRules, tables: SpeedTables,
 def _speeds(
     number: int, truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int, epoch: int
 ) -> FloatArray:
-    """[L, K + 1] estimated samples per second of a type, converted to the base batch, with steps of an epoch
-    observed."""
+    """[L, K + 1] estimated samples per second of a type, converted to the base batch, from steps in an epoch."""
     job_type, most, kind = tables.types[number], tables.max_gpus, tables.kinds[tables.kind[number]]
     limits, exponent = truth.source.limits(job_type.model, kind), METRICS[job_type.metric].exponent
     unit = tables.unit(number)

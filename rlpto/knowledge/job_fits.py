@@ -71,13 +71,12 @@ class NoiseSlopes:
 
 
 class JobFits:
-    """Estimated speeds of active jobs, as `tables` with types for each job: one per GPU type.
+    """Estimated speeds of active jobs. `tables` has types for each job: one per GPU type.
 
     jobs: in the order of the store; `believed_type` of active jobs is kept up to date there. model_tables: tables of
     the jobs' models; their speeds are not used. source: limits of batch sizes, and one GPU's throughput on every GPU
-    type.
-    rules: how estimates are formed from observations. left: function that returns the [n] estimated remaining epochs of
-    jobs number [n].
+    type. rules: how estimates are formed from observations. left: returns the [n] estimated remaining epochs of jobs
+    number [n].
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class JobFits:
         return self._job_types[job]
 
     def fit_of(self, job: int, kind: int = 0) -> ThroughputBelief:
-        """Return the fit of a job's throughput on GPU type number `kind`."""
+        """Return the fit of a job's throughput on a GPU type, given by its number."""
         key = self._evidence_of(job), kind
         if key not in self._fits:
             own = self.type_of(job)
@@ -142,8 +141,8 @@ class JobFits:
         return self._fits[key]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:
-        """Gradient statistics that the job observed last, converted to the base batch; if fits are shared, else those
-        of a job of its type. None without observations."""
+        """Gradient statistics that the job (with shared fits, else any job of its type) observed last, converted to the
+        base batch. None without observations."""
         seen = self._seen.get(job, self._seen_by_type.get(self.type_of(job)) if self._rules.shared else None)
         return None if seen is None else seen.at_base(self.slope_of(job))
 
@@ -161,7 +160,7 @@ class JobFits:
         return min(int(self._store.records["progress"][job]), last)
 
     def follow(self, active: IntArray) -> list[int]:
-        """Add types for new active jobs, and drop those of finished jobs, which are returned."""
+        """Add types for new active jobs, drop the types of finished jobs, and return the finished jobs."""
         present, records = set(active.tolist()), self._store.records
         finished = [job for job in self._types.first if job not in present]
         for job in finished:

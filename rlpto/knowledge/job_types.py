@@ -53,9 +53,7 @@ class JobTypes(Generic[Key]):
         self._free.append(self.first.pop(job))
 
     def add(self, job: Key, model_type: int) -> int:
-        """Return the first type of a new job, with accuracy, samples and delay of a type of `base`, but without its
-        speed.
-        """
+        """Return the first type of a new job, with accuracy, samples and delay of a type of `base`, without speed."""
         if not self._free:
             self._grow()
         self.first[job] = first = self._free.pop()

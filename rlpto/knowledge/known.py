@@ -34,7 +34,7 @@ class BatchCache:
 
 @dataclass(frozen=True)
 class BeliefRules:
-    """How estimates are formed from the observations of jobs. The defaults are those of Pollux's simulator.
+    """How estimates are formed from the observations of jobs. The defaults follow Pollux's simulator.
 
     shared: jobs of a type share their observations. method: pollux: `rlpto.knowledge.online_fit`; bayes:
     `rlpto.knowledge.bayes_fit`. noise_slope: exponent of the growth of the gradient noise scale with the batch size,

@@ -78,9 +78,7 @@ def others_than(model: str, least: int) -> list[Profile]:
 
 
 def reference_batch(limits: BatchLimits, unit: int = 1) -> float:
-    """Samples of the batch for t0: the base batch, or as much of it as one GPU, or a unit of several, computes at
-    once.
-    """
+    """Samples in t0: the base batch, or as much of it as one GPU, or a unit of several, computes at once."""
     return float(min(limits.base, unit * limits.max_local))
 
 

@@ -67,9 +67,7 @@ class RemainingWork:
         return np.where(np.isnan(learnt), left, learnt)
 
     def known(self, index: IntArray) -> BoolArray:
-        """[n] True where the remaining work of jobs number `index` [n] is declared or learnt; False where it is a
-        guess.
-        """
+        """[n] True where the remaining work of jobs number `index` [n] is declared or learnt, not guessed."""
         return np.full(len(index), self._how == "declared") | ~np.isnan(self._learnt(index))
 
     def _by_curve(self, index: IntArray) -> FloatArray:
@@ -96,7 +94,7 @@ def fill_learnt(jobs: AnyArray, pooled: IntArray, index: IntArray, sums: FloatAr
     """Fill left [n] with the remaining epochs of jobs number index [n] learnt from finished jobs, where there are some.
 
     jobs: [M] JOB. pooled: [T] `SpeedTables.pooled`. sums: [n, 4] memory. The mean is over finished jobs of the same
-    type and user that were longer than the job's progress; without any, over those of all users.
+    type and user that were longer than the job's progress; without any, over such jobs of all users.
     """
     sums[: len(index)] = 0.0
     for j in range(len(jobs)):

@@ -143,8 +143,7 @@ def fit_accuracy(accuracy: FloatArray, metric: Metric, headroom: float = HEADROO
 
 
 def accuracy_ahead(accuracy: FloatArray, epochs: IntArray, known_remaining: FloatArray) -> FloatArray:
-    """[T, P] steepest rise of accuracy over any stretch from an epoch on: share of its total gain per share of
-    remaining work.
+    """[T, P] steepest rise of accuracy from an epoch on: share of its total gain per share of the remaining work.
 
     A type that gains all its accuracy at a constant pace has 1 at its first epoch. The value is the slope of the first
     edge of the upper concave hull over the remaining curve, like the index of chained jobs (Sidney, Operations Research

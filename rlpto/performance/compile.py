@@ -152,8 +152,7 @@ def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:
 def _shown_elsewhere(parts: Sequence[TypeTables], i: int, on_each: int) -> TypeTables:
     """Return part i. If the model does not fit on its GPU type, use the speeds of the first type on which it fits.
 
-    A waiting job counts as on the first GPU type, and policies that ignore types need its speed. on_each: parts per
-    type.
+    A waiting job counts as on the first GPU type, and policies that ignore types need its speed. on_each: parts a type.
     """
     part = parts[i]
     if part.fit is None or part.fit.any():

@@ -109,8 +109,8 @@ class FittedProfiles:
         return np.full(self.profile(model).epochs, self.profile(model).samples)
 
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
-        """Return the same profiles with bounds, by model, on the batch sizes that a scheduler may choose; with bound 0
-        it may not choose."""
+        """Return the same profiles with bounds, by model, on a scheduler's choice of batch sizes; 0 allows no
+        choice."""
         chosen = dict(self.profiles)
         for name, most in largest.items():
             profile = self.profile(name)

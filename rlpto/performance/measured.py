@@ -192,8 +192,8 @@ class MeasuredProfiles:
         return self._models[key]
 
     def facts(self, model: str) -> ModelLimits:
-        """Return the size and limits of a model, the widest over its GPU types, with the built-in profile's rescale
-        delay, else 30 s."""
+        """Return the size and limits of a model, the widest over its GPU types. The rescale delay is the built-in
+        profile's, or 30 s."""
         on_kinds = [self.model(model, gpu) for gpu in self.kinds(model) or (ONE_KIND,)]
         limits = replace(
             on_kinds[0].limits,

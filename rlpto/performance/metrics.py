@@ -41,8 +41,7 @@ class UtilityBand:
         return self.min_util <= utility <= self.max_util
 
     def gpus(self, utility: FloatArray) -> IntArray:
-        """[n] GPUs whose utility is closest to the middle and not below min_util; else the GPUs with the highest
-        utility.
+        """[n] GPUs whose utility is closest to the middle and not below min_util; else GPUs with the highest utility.
 
         utility: [n, K] of 1 to K GPUs for n jobs, -inf for a number that is not allowed. This is AdaptDL's rule for the
         size of a cluster (`_desired_nodes`), applied to one job at a time. A number is excluded if a larger one has at

@@ -148,8 +148,7 @@ def fitted_grid(
 
 
 def corner_probes(max_workers: int, max_servers: int, min_workers: int = 1) -> list[tuple[int, int]]:
-    """Coach's mini-epochs: the fewest (workers, servers), one more of either, and one more of both, as far as
-    allowed."""
+    """Coach's mini-epochs: the fewest (workers, servers), one more of either, and one more of both, if allowed."""
     return [
         (w, p)
         for w in range(min_workers, min(min_workers + 1, max_workers) + 1)
@@ -177,9 +176,7 @@ _OPEN_WEIGHT = 1e-3
 
 
 def _terms(form: Form, w: FloatArray, p: FloatArray) -> FloatArray:
-    """[..., P] terms in which a form is linear: factors of the parameters in the time of a step, or a parabola's
-    powers.
-    """
+    """[..., P] terms in which a form is linear: factors of its parameters in the step time, or a parabola's powers."""
     one = np.ones_like(w)
     factors = {
         "async": (one, w / p, w, p),

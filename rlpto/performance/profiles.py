@@ -71,8 +71,7 @@ class FitErrors:
     throughput_median, throughput_p90: relative error of the step time over all measured sizes; for a table of sizes,
     over held-out sizes (`SizeTable.held_out_errors`). Default: unknown.
     accuracy_rmse: root mean square error of the accuracy over all epochs and validation runs.
-    noise_log_rmse: root mean square error of the natural logarithm of the noise scale over all epochs and validation
-    runs.
+    noise_log_rmse: the same error of the natural logarithm of the noise scale.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)

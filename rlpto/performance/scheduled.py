@@ -33,9 +33,7 @@ class ScheduledModel:
 
     @property
     def seconds(self) -> FloatArray:
-        """[P] seconds of every epoch; its last batch may be smaller. Raises ProfileError for a batch without a
-        speed.
-        """
+        """[P] seconds of every epoch; its last batch may be smaller. Raises ProfileError without a batch's speed."""
         sizes = self.batches.tolist()
         if unknown := sorted({size for size in sizes if not self.steps_per_s.get(size, 0.0) > 0}):
             raise ProfileError(f"no steps/s at batch size {unknown[0]}; known: {sorted(self.steps_per_s)}")

@@ -81,9 +81,7 @@ class SizeTable:
         return largest_sizes(self.sizes, max_gpus)
 
     def held_out_errors(self) -> list[float]:
-        """Relative errors of the step time of each measured size, predicted from the others; without the outermost
-        sizes.
-        """
+        """Relative errors of the step time of each measured size except the outermost, predicted from the others."""
         errors = []
         for several in (False, True):
             gpus, seconds = _points_of([row for row in self.steps if (row[0] > 1) == several])
@@ -100,9 +98,7 @@ def largest_sizes(sizes: tuple[int, ...], max_gpus: int) -> IntArray:
 
 
 def _points_of(rows: Iterable[tuple[int, int, float]]) -> tuple[FloatArray, FloatArray]:
-    """Logarithms of GPUs and seconds. A size on several numbers of nodes counts on the fewest, because jobs are
-    packed.
-    """
+    """Logarithms of GPUs and seconds. A size on several numbers of nodes counts on the fewest: jobs are packed."""
     packed: dict[int, float] = {}
     for _, gpus, seconds in rows:
         packed.setdefault(gpus, seconds)

@@ -112,8 +112,8 @@ def predict_training(
     gpus_per_node: int = 4,
     band: UtilityBand | None = None,
 ) -> list[TrainingEstimate]:
-    """Predict trainings by metric and number of GPUs, in the order given. band: band for all metrics. Default: each
-    metric's.
+    """Predict trainings by metric and number of GPUs, in the order given. band: for all metrics. Default: each has its
+    own.
 
     Raises ProfileError if the model is unknown.
     """

@@ -162,9 +162,7 @@ class SpeedTables:
         return replace(self, fit=np.take_along_axis(self.fit, sizes, axis=1))
 
     def take_over(self, other: SpeedTables, types: IntArray) -> None:
-        """Update `types` [n] and their variants from the tables of which these are a copy, if they were written
-        since.
-        """
+        """Copy `types` [n] and their variants again from the original of these tables, if they were written since."""
         if self.written is None or other.written is None:
             return
         all_types = self.variants[types]
@@ -253,9 +251,7 @@ class SpeedTables:
         return np.where(kind < 0, types, self.by_kind[types, np.maximum(kind, 0)])
 
     def on_kinds(self, types: IntArray, kinds: Sequence[str]) -> IntArray:
-        """[n, G] variants of `types` [n] on the named GPU types; the types themselves if the tables have one GPU
-        type.
-        """
+        """[n, G] variants of `types` [n] on the named GPU types; the types themselves if the tables have only one."""
         if len(self.kinds) == 1:
             return np.repeat(types[:, None], len(kinds), axis=1)
         return np.ascontiguousarray(self.by_kind[types][:, [self.kinds.index(gpu) for gpu in kinds]])
@@ -272,9 +268,7 @@ class SpeedTables:
 
     @cached_property
     def pooled(self) -> IntArray:
-        """[T] `own` of the same type without a restriction of GPU types: measurements of a model are shared across
-        restrictions.
-        """
+        """[T] `own` of the same type with all GPU types allowed: jobs share observations across such restrictions."""
         first: dict[JobType, int] = {}
         return np.array([first.setdefault(self.types[own]._replace(gpu_types=()), own) for own in self.own.tolist()])
 
@@ -307,7 +301,7 @@ class SpeedTables:
         return np.asarray(start + (at - low) * (end - start))
 
     def packed_rows(self, gpus_per_node: int) -> IntArray:
-        """[T, K + 1] rows of k GPUs placed as in `packed_groups`, measured for exactly that placement, else by size. If
+        """[T, K + 1] rows of k GPUs placed by `packed_groups`, measured for exactly that placement, else by size. If
         the nodes of a type's GPU type are smaller, their size applies. Computed once for each node size."""
         if gpus_per_node not in self._packed:
             size = np.minimum(gpus_per_node, self.node_gpus)[:, None]
@@ -344,9 +338,7 @@ class SpeedTables:
         return self._best[kind]
 
     def with_rescale_delay(self, seconds: float | None) -> SpeedTables:
-        """Return the same tables with one rescale delay for every type, cached by delay. If None, each type keeps its
-        own.
-        """
+        """Return the same tables with one rescale delay for every type, cached by delay. If None, delays stay."""
         if seconds is None:
             return self
         if seconds not in self._delayed:

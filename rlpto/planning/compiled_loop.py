@@ -88,7 +88,7 @@ class Loop(NamedTuple):
     ordered_until: [B] s until which the queue order in `shown` is valid unless a job comes or goes.
     numbers, given: [M] memory of one decision: numbers of jobs, and their GPUs or classes.
     order: [M] 0, 1, ...: rows are placed in queue order.
-    kinds: GPU types, if there are several. None: jobs are placed on any node.
+    kinds: GPU types, if there are several; otherwise None, and jobs are placed on any node.
     """
 
     world: World
@@ -299,9 +299,7 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
 
 @helper()
 def give(kinds: Kinds | None, loop: Loop, b: int, changes: int) -> None:
-    """Give `changes` jobs number `loop.numbers` of cluster b `loop.given` GPUs, on one GPU type each if there are
-    several.
-    """
+    """Give `changes` jobs number `loop.numbers` of cluster b `loop.given` GPUs, each job on one GPU type."""
     if kinds is None:  # kinds is an argument so that the other branch is not compiled
         apply_allocation(loop.world, b, loop.numbers[:changes], loop.given[:changes], loop.order)
     else:

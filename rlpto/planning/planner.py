@@ -89,8 +89,7 @@ class PlannerOptions(Settings):
     every: float = Field(600.0, gt=0)
     """Seconds after which another plan is made if no job has come or gone."""
     interval: float | None = Field(600.0, gt=0)
-    """Seconds between regular decisions in rollouts, if the scheduler decides at events. Null: the scheduler's
-    interval."""
+    """Seconds between regular decisions in rollouts, if the scheduler decides at events. Null: the scheduler's."""
     work: int = Field(400_000, ge=1)
     """Speeds that a rollout reads, one for every job and number of GPUs in each decision, until it is cut short and the
     remaining cost is estimated."""
@@ -101,12 +100,12 @@ class PlannerOptions(Settings):
     made, because rollouts would end when a guess says so. In rollouts the other jobs have their guessed length. With 0,
     plans are always made."""
     threads: int = Field(0, ge=0)
-    """Threads in which candidates are tried. With 0: one per core if rollouts take long, and one if several processes
+    """Threads in which candidates are tried. 0 chooses one per core if rollouts take long, and one if several processes
     evaluate in parallel. Plans do not depend on it."""
 
 
 class Planner(BasePolicy[PlannerOptions]):
-    """Sets index weights to those that turn out cheapest when the cluster is simulated forward from its known state."""
+    """Sets index weights to the cheapest candidates when the cluster is simulated forward from its known state."""
 
     name = "planner"
     summary = "looks ahead: tries steering weights in its own simulator, elastic"
@@ -250,7 +249,7 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
     loop: loop of one cluster; its state is overwritten. reward: [1] `rlpto.core.rewards.WEIGHTS`.
     A rollout is cut short if no job gets GPUs any more, because the remaining jobs need nodes that are down, and once
     it has read `work` speeds, one for every job and number of GPUs in each decision; `cost_to_go` then estimates the
-    further cost of the remaining jobs.
+    additional cost of the remaining jobs.
     """
     w, terms, first = loop.world, np.zeros(COUNT), int(np.int64(0))  # a literal's own type would be compiled for again
     for i in range(len(candidates)):
@@ -279,8 +278,8 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
 def cost_to_go(loop: Loop) -> float:
     """Rough estimate of the job-seconds [s] that the active jobs of cluster 0, after `look_around`, will still take.
 
-    As if the jobs took turns, the one with the least work first, using all GPUs at the pace of one each; but no job
-    ends earlier than with all GPUs it may have.
+    As if the jobs took turns, shortest work first, using all GPUs at the pace of one each; but no job ends earlier than
+    with all GPUs it may have.
     """
     n, capacity = loop.world.clusters[0].active, max(loop.world.clusters[0].capacity, 1)
     work, alone = np.zeros(n), np.zeros(n)

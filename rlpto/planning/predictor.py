@@ -1,6 +1,6 @@
 """Predict when jobs will start and finish: a scratch cluster runs forward under their policy.
 
-`predict` does so once, without further arrivals. A `Predictor` does it alongside a running scheduler, without delaying
+`predict` does so once, without arrivals. A `Predictor` does it alongside a running scheduler, without delaying
 decisions, and if arrivals are forecast, also in each of some sampled futures; the middle 80 % of these are the
 interval. Futures differ in their arrivals, and in the true speed of programs relative to the estimate.
 """
@@ -62,7 +62,7 @@ class JobForecast:
 
 
 def predict(snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings) -> JobForecast:
-    """Run forward until the jobs of the snapshot have finished: no further jobs, no failures, no forecast.
+    """Run forward until the jobs of the snapshot have finished: no arrivals, no failures, no forecast.
 
     policy: decides in the scratch cluster, as a copy with its present memory; it does not look ahead there. Same
     arguments, same prediction.
@@ -109,7 +109,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predicted start and finish of n jobs, without further arrivals, and in the middle of the sampled futures.
+    """Predicted start and finish of n jobs, without arrivals, and in the middle of the sampled futures.
 
     ids: ids of the jobs. time, start, finish: fields of `JobForecast`. bounds: [2, 2, n] s of start and of finish.
     Default: no bounds, because nothing was forecast. NaN if a job does not start or finish with the nodes that are up.
@@ -173,9 +173,7 @@ class Predictor:
         self, cluster: Cluster, ids: Sequence[str], policy: Policy, state: ClusterState, name: str,
         sampled: Callable[[Snapshot], Sampled] | None = None,
     ) -> None:  # fmt: skip
-        """Begin to predict from `state`, as the queue has ordered it. ids: ids of all jobs. name: name of the
-        policy.
-        """
+        """Begin to predict from `state`, as the queue has ordered it. ids: ids of all jobs. name: policy's name."""
         now = self._timer()
         self._due = now + self._interval
         try:
@@ -231,8 +229,7 @@ def _end_with_parent() -> None:
 def look_ahead(
     snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, sampled: Sampled | None
 ) -> tuple[JobForecast, FloatArray | None]:
-    """Return the prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures, or None
-    without any.
+    """Return the prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures, or None.
 
     Same arguments, same prediction.
     """
@@ -266,5 +263,5 @@ def run_in(
 
 
 def prediction_settings(settings: SimulatorSettings) -> SimulatorSettings:
-    """Settings of time in predictions: real jobs train on while new workers start, and stay on their nodes, alone."""
+    """Settings of time in predictions: real jobs train on while new workers start, and keep their nodes."""
     return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0, "share": 1})

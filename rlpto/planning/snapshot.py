@@ -91,8 +91,7 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
 
 
 def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds:
-    """Return tables by which n jobs train at their estimated speeds, each with a type of its own, without further
-    noise.
+    """Return tables by which n jobs train at their estimated speeds, each with a type of its own, and no errors.
 
     If the truth is known and the tables do not change as jobs learn, these are the original tables.
     """

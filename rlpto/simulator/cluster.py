@@ -319,9 +319,7 @@ class SimulatedCluster:
         return AllocationChanges(**{name: log[name].copy() for name in ("time", "job", "gpus", "accuracy")})
 
     def _keep_log_room(self) -> None:
-        """Empty the log if it is half full: compiled code writes unchecked, at most half of the log between two
-        calls.
-        """
+        """Empty the log if it is half full: compiled code writes unchecked, at most half of it between two calls."""
         if 2 * self._logged > self._world.log.shape[1]:
             self._drain_log()
 

@@ -23,7 +23,7 @@ def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: flo
 
 @kernel()
 def last_epoch(elapsed: FloatArray, row: int, epoch: int, epochs: int, clock: float) -> int:
-    """Return the epoch of the row's curve after `clock` seconds; `epoch`: one that had begun by then.
+    """Return the epoch of the row's curve after `clock` seconds; `epoch`: any epoch begun by then.
 
     epochs: number of epochs in the tables; later epochs repeat the last.
     """
@@ -204,8 +204,7 @@ def stop_rate(w: World, b: int, j: int) -> float:
 
 @kernel()
 def best_interval(cost: float, mtbf: float, daly: bool) -> float:
-    """Seconds of training between checkpoints with least cost, if a checkpoint takes `cost` and failures come every
-    `mtbf`.
+    """Training time [s] between checkpoints of `cost` [s] that minimises lost time, with a failure every `mtbf` [s].
 
     Young (CACM 17(9), 1974): sqrt(2 cost mtbf). Daly (FGCS 22(3), 2006), equation 37, adds terms of higher order.
     """

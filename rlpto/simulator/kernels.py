@@ -257,9 +257,7 @@ def advance_until(
 
 
 def take_up_all(w: World, time: float, shape: ClusterShape, placement: Placement) -> None:
-    """Set cluster 0 to `time` [s] with all its jobs active, and with the nodes up and GPUs held in shape and
-    placement.
-    """
+    """Set cluster 0 to `time` [s] with all its jobs active, its nodes as in shape and its GPUs as in placement."""
     w.machines["up"][0], w.free[0] = [node.up for node in shape], shape.offered
     w.clusters["capacity"] = shape.up_gpus
     for job, nodes in enumerate(placement.nodes):

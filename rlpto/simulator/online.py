@@ -109,9 +109,7 @@ class OnlineJobs:
         return running.rates
 
     def speeds(self, job: int) -> FloatArray | None:
-        """[P] true epochs per second of the batches that a running job chooses from now on. None if they are
-        unchanged.
-        """
+        """[P] true epochs per second of the batches that a running job chooses from now on. None if unchanged."""
         running = self._running[job]
         changed = self._choose(job, running, int(running.choices[running.epoch]))
         return running.rates if changed else None

@@ -83,7 +83,7 @@ def ask_for(w: World, b: int, node: int) -> None:
 
 @helper()
 def to_give_back(w: World, b: int, group: int) -> int:
-    """Return the latest requested node of a group among those that may be returned, or -1."""
+    """Return the latest requested node of a group that may be returned, or -1."""
     found, latest, now = -1, -np.inf, w.clusters[b].time
     for node in range(w.rentals.shape[1]):
         rental = w.rentals[b, node]
@@ -129,7 +129,7 @@ def stop_jobs_on(w: World, b: int, node: int) -> None:
 
 @helper()
 def give_back(w: World, b: int, node: int) -> None:
-    """Return a node without jobs, or one that boots."""
+    """Return a booting node, or one without jobs."""
     cluster, machine = w.clusters[b], w.machines[b, node]
     end_rental(w, b, node)
     machine.toggle_at = np.inf

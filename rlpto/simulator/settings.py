@@ -47,9 +47,7 @@ class FailureSettings(Settings):
         return self.mtbf_hours > 0 or self.gpu_mtbf_hours > 0
 
     def node_mtbf(self, gpus: int) -> float:
-        """Mean hours between failures of a node with this number of GPUs (0 counts as 1) that is no lemon; 0 if it
-        never fails.
-        """
+        """Mean hours between failures of a node, not a lemon, with this number of GPUs (0 counts as 1); 0 for never."""
         return self.gpu_mtbf_hours / max(gpus, 1) if self.gpu_mtbf_hours else self.mtbf_hours
 
     @field_validator("checkpoint_interval", mode="before")
@@ -83,7 +81,7 @@ class SimulatorSettings(Settings):
     interval: float = Field(60.0, ge=0.001)
     """Seconds between regular decisions."""
     decide_on: Literal["interval", "events"] = "events"
-    """interval: decide at the end of every interval only; events: also at once when a job arrives or finishes or a node
+    """interval: decide at the end of every interval only; events: also when a job arrives or finishes or a node
     changes."""
     placement: Literal["pack", "most_free"] = "pack"
     """pack: fewest nodes, best fit, a job grows and shrinks in place; most_free: the emptiest nodes first, and a job
@@ -91,9 +89,8 @@ class SimulatorSettings(Settings):
     rescale_delay: float | None = Field(None, ge=0)
     """Seconds without progress after every change of a job's GPUs, its start included. Default: each model's delay."""
     growth: Literal["pause", "overlap"] = "pause"
-    """pause: every change of its GPUs costs a job the rescale delay; overlap, the behaviour of jobs on Ray: only a
-    start does, a growing job keeps training with its present workers until new ones have started, and releasing GPUs
-    costs nothing."""
+    """pause: every change of its GPUs costs a job the rescale delay; overlap, as jobs do on Ray: only a start does, a
+    growing job keeps training with its present workers until new ones have started, and releasing GPUs is free."""
     epoch_resolution: float = Field(0.0, ge=0)
     """Round the end of an epoch within an interval to multiples of this many seconds, like the Pollux simulator does
     with 1 s; only with `decide_on: interval`. With 0, epoch ends are exact."""

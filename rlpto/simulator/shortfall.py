@@ -77,8 +77,7 @@ def shortfall_of(w: World, job: Any, missing: float, now: float, until: float) -
 
 @helper()
 def pass_epochs(w: World, job: Any, row: int, start: float, stop: float, time: float, end: float) -> float:
-    """Integrate a JOB record's share of gained accuracy, from progress `start` to `stop` at a row, over the seconds
-    until `end`.
+    """Integrate a JOB record's share of gained accuracy over time until `end`, for progress `start` to `stop` at a row.
 
     time [s]: when its progress is `start`. Records the levels that it reaches.
     """
