@@ -328,12 +328,11 @@ class Allocation:
     gpus: [n] integers; with 0 GPUs a job waits in the queue.
     order: [n] row numbers, the order in which changed jobs are placed on nodes. Default: queue order.
         A cluster may use another order: under `placement: pack` large jobs go first.
-    batch_size: [n] samples of a training step, from `JobTable.batch_sizes`; 0 is the job's own choice. Default: 0 for
-    all.
+    batch_size: [n] samples of a training step, from `JobTable.batch_sizes`; 0 (default) is the job's own choice.
         A change of batch size alone costs a running job nothing.
-    placement: [n, N] GPUs of each job on each node of the shape, `gpus` in total. Default: the cluster places them. A
-    job that already holds exactly these GPUs is not restarted.
-    servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0 is the job's default number. Default: 0 for all.
+    placement: [n, N] GPUs of each job on each node of the shape, `gpus` in total. Default: the cluster places them.
+        A job that already holds exactly these GPUs is not restarted.
+    servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0 (default) is the job's default number.
         A change of this number restarts a running job.
     """
 

@@ -1,4 +1,4 @@
-"""The simulator's state: arrays of records with a leading batch axis, all held by compiled code.
+"""The simulator's state: arrays of records with a leading batch axis, so compiled code can hold all of it.
 
 B clusters, each with its own M jobs (in order of submission) on N nodes; a job holds at most G GPUs. Few arrays of
 records are used instead of many plain ones, because passing an array to compiled code costs a quarter of a microsecond,
