@@ -4,7 +4,7 @@
         for inputs, labels in job.batches(data):
             job.step(cross_entropy(job.model(inputs), labels))
 
-Submitted to the job service (`rlpto submit train.py`), or run by Python as it is, with one worker.
+The script is submitted to the job service (`rlpto submit train.py`), or run unchanged by Python, with one worker.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def session(
     batch_size: int = 32,
     on_nonfinite: OnNonfinite = "fail",
 ) -> Iterator[Session]:
-    """A training of `model`, all of whose parameters `optimizer` has.
+    """Open a training session of `model`. `optimizer` must have all of its parameters.
 
-    data_size: samples of an epoch. scheduler: makes that of the learning rate from the optimizer and the number of
-    steps; it is called after every step. evaluate: accuracy of a model in evaluation mode, a share from 0 to 1, or
-    None; it is called at ends of epochs, on worker 0. epochs, batch_size: where the script runs without a service; a
-    job has its own. on_nonfinite: what a loss or weights that are NaN or infinite do: fail ends the job,
-    warn prints a line and goes on. The code behind the session runs only then: a job's processes end with its last
-    step.
+    data_size: samples of an epoch. scheduler: makes the learning-rate scheduler from the optimizer and the number of
+    steps; the scheduler is called after every step. evaluate: returns the accuracy of a model in evaluation mode, a
+    share from 0 to 1, or None; called at ends of epochs, on worker 0. epochs, batch_size: used without a service, where
+    a job has its own. on_nonfinite: effect of a loss or weights that are NaN or infinite; fail ends the job, warn
+    prints a line and continues. Code after the session runs only without a service, because a job's processes end with
+    its last step.
 
     Raises JobError for a loop that breaks the rules of `Session`, and for a second session of a script.
     """
@@ -67,7 +67,7 @@ def session(
 
 
 def _train(made: Session, loop: greenlet, epochs: float, batch_size: int) -> None:
-    """Train to the end in this process, and print a line an epoch."""
+    """Train to the end in this process, printing a line per epoch."""
     from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.worker.training import Trainer
 

@@ -1,4 +1,4 @@
-"""Hugging Face's `transformers.Trainer` as an elastic job: `ElasticTrainer` in its place."""
+"""Hugging Face's `transformers.Trainer` as an elastic job: `ElasticTrainer` replaces it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ with extras():
 class ElasticTrainer(Trainer):
     """A `Trainer` whose `train` is the loop of an elastic session.
 
-    Model, data, collator, loss (`compute_loss` too), optimizer, `max_grad_norm` and kind of learning-rate schedule are
-    those of the Trainer. Epochs and batch size are the job's; those of its arguments hold where the script runs without
-    a service. Logging, saving and the callbacks during training are not the Trainer's: the job has its own. A
-    `compute_metrics` that gives an `accuracy` is called at ends of epochs.
+    Model, data, collator, loss (including `compute_loss`), optimizer, `max_grad_norm` and the type of learning-rate
+    schedule are the Trainer's. Epochs and batch size are the job's; without a service, the Trainer's arguments apply.
+    The Trainer's logging, saving and callbacks during training are replaced by the job's. If `compute_metrics` returns
+    an `accuracy`, it is called at ends of epochs.
     """
 
     on_nonfinite: OnNonfinite = "fail"
-    """As of `elastic.session`."""
+    """Effect of non-finite numbers, with the values of `elastic.session`."""
 
     def train(self, *_: Any, **__: Any) -> TrainOutput:
         """Train until the job is over. Raises JobError for arguments that have no effect here."""
@@ -58,11 +58,11 @@ class ElasticTrainer(Trainer):
         return TrainOutput(turns, loss, {})
 
     def _accuracy(self, _: nn.Module) -> float | None:
-        """That of `compute_metrics`, if it gives one."""
+        """Accuracy from `compute_metrics`, or None if it returns none."""
         found = self.evaluation_loop(self.get_eval_dataloader(), "evaluation", metric_key_prefix="eval")
         return (found.metrics or {}).get("eval_accuracy")
 
 
 def _clip(model: nn.Module, most: float) -> None:
-    """Scale the gradients, averaged over workers by now, down to a norm."""
+    """Scale the gradients, already averaged over workers, down to a norm."""
     nn.utils.clip_grad_norm_(model.parameters(), most)

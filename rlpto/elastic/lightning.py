@@ -1,4 +1,4 @@
-"""A `LightningModule` as an elastic job: `fit` in place of Lightning's trainer."""
+"""A `LightningModule` as an elastic job: `fit` replaces Lightning's trainer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ with extras():
 
 
 class _TrainingStep(nn.Module):
-    """`training_step` as a forward pass: workers average the gradients of what a forward pass has used."""
+    """`training_step` as a forward pass, because workers average the gradients of parameters used in a forward pass."""
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, batch: Any, number: int) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         found = self.module.training_step(batch, number)
         loss = found["loss"] if isinstance(found, dict) else found
         if not isinstance(loss, Tensor):
@@ -36,11 +36,11 @@ class _TrainingStep(nn.Module):
         return loss
 
     def state_dict(self, *given: Any, **named: Any) -> Any:
-        """That of the module, so that it loads what a job has trained."""
+        """The module's state, which can then be loaded without this wrapper."""
         return self.module.state_dict(*given, **named)
 
     def load_state_dict(self, *given: Any, **named: Any) -> Any:
-        """Into the module."""
+        """Load the state into the module."""
         return self.module.load_state_dict(*given, **named)
 
 
@@ -57,9 +57,10 @@ def fit(
 ) -> None:
     """Train a module by its `configure_optimizers` and `training_step`.
 
-    data: samples by index; the rest as in `elastic.session`. `configure_optimizers` returns one optimizer, with a
-    scheduler of steps at most; `scheduler` takes its place. What belongs to Lightning's trainer (loggers, callbacks,
-    `validation_step`, manual optimization) has no part in it. Raises JobError for a module that needs it.
+    data: samples by index; the other parameters have the meaning of `elastic.session`. `configure_optimizers` must
+    return one optimizer, with at most a per-step scheduler, which `scheduler` replaces. Features of Lightning's trainer
+    (loggers, callbacks, `validation_step`, manual optimization) are not used. Raises JobError for manual optimization
+    and other optimizers.
     """
     if not module.automatic_optimization:
         raise JobError("a LightningModule with manual optimization cannot be fitted here: expected automatic")
@@ -80,7 +81,8 @@ def fit(
 
 
 def _optimizer_of(module: LightningModule) -> tuple[Optimizer, LRScheduler | None]:
-    """What `configure_optimizers` gives. Raises JobError for anything but an optimizer with a scheduler of steps."""
+    """The result of `configure_optimizers`. Raises JobError for anything but one optimizer with at most a per-step
+    scheduler."""
     found: Any = module.configure_optimizers()
     scheduler: Any = None
     if isinstance(found, dict):

@@ -1,6 +1,6 @@
-"""What the project uses of Ray's private modules, which may change with any version: tested with Ray 2.60.
+"""Wrappers of Ray's private modules, which may change with any version; tested with Ray 2.60.
 
-Ray has no public call for these without its dashboard. Importing this module imports Ray.
+Ray has no public API for these without its dashboard. Importing this module imports Ray.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _requests: Any = gcs_service_pb2
 _state: Any = state
 _stubs: Any = gcs_service_pb2_grpc
 _drain: Any = autoscaler_pb2
-_utils: Any = utils  # these have no types
+_utils: Any = utils  # these are untyped
 
 
 def reread_environment(external_address: str) -> None:
-    """Have Ray read its environment variables again. external_address: the one about the external address."""
+    """Make Ray read its environment variables again. external_address: name of the variable on the external address."""
     _constants.ENABLE_RAY_CLUSTER = _constants.env_bool(external_address, not _constants.IS_WINDOWS_OR_OSX)
     _library.Config.initialize("")
     _library.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def noted_address_file() -> Path:
-    """Where `ray start` notes the address of this machine's cluster."""
+    """File in which `ray start` records the address of this machine's cluster."""
     return Path(_utils.get_ray_address_file(None))
 
 
 def has_joined(address: str, node_id: str) -> bool:
-    """True once the head at `address` knows a node. Ray's own question for it takes a second while it does not."""
+    """True once the head at `address` knows a node. Ray's own check takes a second while it does not."""
     return bool(_library.GcsClient(address=address).check_alive([NodeID.from_hex(node_id)])[0])
 
 
 def note_agent_port(node: Any) -> None:
-    """Note the one port of a node's agents that Ray does not pass to the raylet, where the raylet looks for it.
+    """Write the one agent port that Ray does not pass to the raylet to the place where the raylet looks for it.
 
-    It would wait 15 s for the agent to start and do so, and then abort (Ray's issue 65983).
+    Without it, the raylet would wait 15 s for the agent to write it, and then abort (Ray issue 65983).
     """
     name, port = _library.DASHBOARD_AGENT_LISTEN_PORT_NAME, node.dashboard_agent_listen_port
     _library.persist_port(node.get_session_dir_path(), node.node_id, name, port)
@@ -65,7 +65,7 @@ _FAILURE = re.compile(r"^\[[^]]* [EC] [^]]*\] \(raylet\) \S+ +(?:.* Check failed
 
 
 def last_error(raylet: Any) -> str:
-    """The last error that a raylet, a process of this one, has logged, in one line; empty: none."""
+    """The last error logged by a raylet, a child of this process, in one line; empty if there is none."""
     option = "--stderr_filepath="
     logs = (Path(one.removeprefix(option)) for one in raylet.args if one.startswith(option))  # none: RAY_LOG_TO_STDERR
     errors = [error for log in logs for error in _FAILURE.findall(log.read_text(errors="replace"))]
@@ -75,12 +75,12 @@ def last_error(raylet: Any) -> str:
 def takes_token(address: str, timeout: float) -> bool:
     """False if the cluster at `address` refuses this process's token, or asks for one while it has none.
 
-    Raises AuthenticationError if there is no such token.
+    Raises AuthenticationError if the token is missing.
     """
     with _grpc.init_grpc_channel(address) as channel:
         try:
             _stubs.NodeInfoGcsServiceStub(channel).GetClusterId(_requests.GetClusterIdRequest(), timeout=timeout)
-        except grpc.RpcError as error:  # others Ray itself will report
+        except grpc.RpcError as error:  # Ray itself reports other errors
             return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)
     return True
 
@@ -92,17 +92,17 @@ drivers: Callable[[], Sequence[dict[str, Any]]] = _state.jobs
 free_resources: Callable[[], dict[str, dict[str, float]]] = _state.available_resources_per_node
 """Free resources of every node, by the node's id."""
 draining_nodes: Callable[[], dict[str, int]] = _state.state.get_draining_nodes
-"""Nodes that will go soon, by id, and when: ms of `time.time`; 0: that is not said."""
+"""Draining nodes by id, with the time they leave [ms of `time.time`], or 0 if it is not given."""
 
 
 def actor_state(handle: Any) -> dict[str, Any]:
-    """The head's record of the actor with this handle; empty if it knows none."""
+    """The head's record of the actor with this handle; empty if it has none."""
     found: dict[str, Any] = _state.actors(actor_id=handle._actor_id.hex())
     return found
 
 
 def drain_node(address: str, node_id: str, seconds: float) -> str:
-    """Announce to the head at `address` that a node will go in `seconds`. What it has against that; empty: nothing."""
+    """Announce to the head at `address` that a node leaves in `seconds`. Returns the reason if refused, else empty."""
     reason = _drain.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     until = int(1000 * (time.time() + seconds))
     taken, refused = _library.GcsClient(address=address).drain_node(node_id, reason, "rlpto cluster drain", until)
@@ -110,12 +110,12 @@ def drain_node(address: str, node_id: str, seconds: float) -> str:
 
 
 def put_value(namespace: bytes, key: str, value: str) -> None:
-    """Keep a value in the head's store."""
+    """Store a value in the head's key-value table."""
     _kv._internal_kv_put(key, value, namespace=namespace)
 
 
 def drop_value(namespace: bytes, key: str) -> None:
-    """Remove a value from the head's store."""
+    """Remove a value from the head's key-value table."""
     _kv._internal_kv_del(key, namespace=namespace)
 
 

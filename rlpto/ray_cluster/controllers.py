@@ -1,7 +1,7 @@
 """Job controllers from outside: their node, finding them by name, calling them, and ending them reliably.
 
-Used by the scheduler, by measurements and by anything else that commands jobs; needs neither torch nor the controller's
-code.
+Used by the scheduler, by measurements and by anything else that commands jobs. It needs neither torch nor the
+controller's code.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.nodes.processes import kill_titled
 
 HEARTBEAT_TIMEOUT_S = 30.0
-"""Longest time that a job controller may leave a call unanswered before it is taken to hang, and replaced."""
+"""Longest time that a job controller may leave a call unanswered before it counts as hanging and is replaced."""
 START_TIMEOUT_S = 120.0
-"""Longest time that a job controller may take to start, or Ray to start it again, before it is given up."""
+"""Longest time for a job controller to start, or to be restarted by Ray, before it is given up."""
 STOP_TIMEOUT_S = 20.0
-"""Longest time that a job controller may take to write a checkpoint and let its workers go before it is killed."""
+"""Longest time for a job controller to write a checkpoint and release its workers before it is killed."""
 KILL_TIMEOUT_S = 10.0
-"""Longest wait for a job controller that was killed to be gone."""
+"""Longest wait until a killed job controller is gone."""
 
 CONTROLLER_TITLE = "JobController"
 """Text in the command line of a controller's process: Ray writes the actor's class there."""
 
 
 def alive_nodes() -> list[dict[str, Any]]:
-    """Ray's own account of every node that is alive."""
+    """Ray's entry for each node that is alive."""
     import ray
 
     return [entry for entry in ray.nodes() if entry["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def kind_of(node: Mapping[str, Any]) -> str:
-    """Kind of GPU, in lower case, of a node as Ray accounts for it: that of the resource `gpu_kind:NAME`, else of the
-    label `ray.io/accelerator-type`, else of the resource `accelerator_type:NAME`."""
+    """GPU type of a node's entry in Ray, in lower case: name of the resource `gpu_kind:NAME`, else the label
+    `ray.io/accelerator-type`, else the name of the resource `accelerator_type:NAME`."""
 
     def of(prefix: str) -> list[str]:
         return [name.removeprefix(prefix) for name in node["Resources"] if name.startswith(prefix)]
@@ -51,12 +51,12 @@ def kind_of(node: Mapping[str, Any]) -> str:
 
 @cache
 def kind_at(node: str) -> str:
-    """Kind of the GPUs of the node with this id of Ray's; it never changes."""
+    """GPU type of the node with this Ray id; it never changes."""
     return next((kind_of(entry) for entry in alive_nodes() if entry["NodeID"] == node), ONE_KIND)
 
 
 def control_node() -> str:
-    """Ray's id of the node that controllers run on: one reserved for them, the head, else one without GPUs.
+    """Ray's id of the node for controllers: a node reserved for them, else the head, else a node without GPUs.
 
     Raises ClusterError if no node is alive.
     """
@@ -101,7 +101,8 @@ def find_controllers(session: str) -> dict[str, Any]:
 
 
 def answer_of(call: Any) -> JobReport:
-    """A controller's answer to a call. Raises JobError if none comes in the time of a start, or it is gone."""
+    """A controller's answer to a call. Raises JobError if the controller does not answer within `START_TIMEOUT_S`, or
+    is gone."""
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
 
@@ -115,16 +116,16 @@ def answer_of(call: Any) -> JobReport:
 
 
 def is_alive(handle: Any) -> bool:
-    """True if by Ray's record a controller has started and has not ended, whether it answers or not."""
+    """True if, according to Ray, a controller has started and has not ended, whether or not it answers."""
     from rlpto.ray_cluster.compat import actor_state
 
     return actor_state(handle).get("State") == "ALIVE"
 
 
 def kill_at(node: str, pid: int, title: str) -> Any:
-    """Kill a process by its id, on its node, if its command line has `title` in it: Ray's answer to wait for.
+    """Kill a process by its id, on its node, if its command line contains `title`. Returns Ray's answer to wait for.
 
-    A process that is stopped does not receive Ray's own request to end.
+    A suspended process would not handle Ray's own request to end.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -157,9 +158,10 @@ def end_controllers(handles: Iterable[Any]) -> None:
 
 
 def stop_controller(handle: Any) -> JobReport | None:
-    """Have a controller stop and wait until it has: its last report, None if it was gone or gave none in time.
+    """Stop a controller and wait for its end. Returns its last report, or None if it was gone or did not report in
+    time.
 
-    One that does not answer in time is killed; its workers end with it.
+    A controller that does not answer in time is killed, and its workers end with it.
     """
     import ray
     from ray.exceptions import ActorDiedError, ActorUnavailableError

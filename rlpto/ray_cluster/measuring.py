@@ -1,7 +1,7 @@
-"""Measuring training programs on a Ray cluster, and the profile that the simulator reads of it.
+"""Measuring training programs on a Ray cluster, and fitting the profile that the simulator reads.
 
-Two runs without a scheduler: one learns at full speed with one worker, which gives the accuracy curve and the gradient
-noise; the other moves through sizes and placements, which gives speeds, pauses, and the time that a start takes.
+Two runs without a scheduler: one trains at full speed with one worker and gives the accuracy curve and the gradient
+noise; the other moves through sizes and placements and gives speeds, pauses, and start times.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured, Nodes, Plan
 from rlpto.ray_cluster.settings import ProgramSettings
 
 POLL_INTERVAL_S = 0.02
-"""Time between two checks of a job: the error of a measured delay."""
+"""Time between two checks of a job, which is the error of a measured delay."""
 CHANGE_TIMEOUT_S = 300.0
 """Longest time for a change to take effect."""
 LOOK_INTERVAL_S = 0.1
-"""Time between two checks of a job that learns."""
+"""Time between two checks of the job whose accuracy is measured."""
 MIN_MEASURED_STEPS = 20
 """Fewest steps over which a speed is measured, however long they take."""
 ENDLESS = 1e9
@@ -45,9 +45,9 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a job's workers. start: the job's first; restart: from no worker. workers: number afterwards; new:
-    workers started for it. seconds: from the decision until all of them train. pause: seconds without a training step,
-    NaN if the job did not train before."""
+    """A change of a job's workers. start: the job's first workers. restart: from no worker. workers: number after the
+    change. new: workers started for it. seconds: time from the decision until all train. pause: seconds without a
+    training step, NaN if the job did not train before."""
 
     kind: Literal["start", "restart", "grow", "shrink", "move"]
     workers: int
@@ -57,10 +57,11 @@ class Change:
 
 
 class CommandedJob(AbstractContextManager["CommandedJob"]):
-    """A job commanded by this process instead of a scheduler. Starts its controller on the cluster that this process is
-    connected to; as a context manager it ends it.
+    """A job commanded by this process instead of a scheduler. Its controller starts on the connected cluster, and ends
+    with the context manager.
 
-    resume: go on from the job's newest checkpoint. generation: of the newest command. nodes: that it commands.
+    resume: continue from the job's newest checkpoint. generation: generation of the newest command. nodes: commanded
+    nodes.
     """
 
     def __init__(self, spec: JobSpec, resume: bool = False) -> None:
@@ -75,14 +76,15 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         self.stop()
 
     def report(self) -> JobReport:
-        """The controller's report."""
+        """The controller's present report."""
         return answer_of(self.controller.report.remote())
 
     def command(
         self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None, servers: Sequence[str] = ()
     ) -> JobReport:
-        """Command workers on `nodes`. wait: until the command is completely in force and all of them train. batch_size:
-        of all workers together; None: the job's own choice. servers: as in `Plan`."""
+        """Command workers on `nodes`. wait: wait until the command is fully in force and all workers train. batch_size:
+        samples of a step, all workers together. Default: the job's own choice. servers: nodes of the parameter
+        servers."""
         self.generation += 1
         self.nodes = tuple(nodes)
         plan = Plan(self.nodes, batch_size, tuple(servers))
@@ -104,17 +106,17 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         raise JobError(f"{self.spec.training} has made no progress within {timeout:.0f} s: {self.report()}")
 
     def refuse_failure(self, report: JobReport) -> None:
-        """Raises JobError if the job has failed, once its workers have gone."""
+        """Raise JobError if the job has failed, once its workers have gone."""
         if report.state == "failed" and not report.holding:
             raise JobError(f"{self.spec.training} fails: {raised_in(report.failure)}")
 
     def steps(self, more: int) -> JobReport:
-        """The report after `more` more steps."""
+        """Wait for `more` more steps, and return the report."""
         start = self.report().step
         return self.until(lambda now: now.step >= start + more)
 
     def move(self, nodes: Nodes) -> Change:
-        """Move the workers, and wait until those on `nodes` train and no others are there."""
+        """Move the workers, and wait until exactly one trains on each entry of `nodes`."""
         before, first = self.nodes, self.generation == 0
         since = self._created if first else time.monotonic()
         rescales = 0 if first else self.report().rescales
@@ -129,7 +131,7 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         return Change("grow" if more > 0 else "shrink" if more < 0 else "move", len(nodes), new, seconds, pause)
 
     def train(self, seconds: float, steps: int) -> None:
-        """Let it train at its present size for a time, and until its speed is measured over enough steps."""
+        """Train at the present size for `seconds` at least, and until its speed is measured over `steps` steps."""
         size = (len(self.nodes), len(set(self.nodes)))
         earliest = time.monotonic() + seconds
 
@@ -140,14 +142,15 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         self.until(enough)
 
     def stop(self) -> JobReport | None:
-        """End the job, with a checkpoint: the last report, None if it was gone already."""
+        """End the job with a checkpoint. Returns the last report, or None if the controller was gone already."""
         return stop_controller(self.controller)
 
 
 @dataclass(frozen=True)
 class ProgramMeasurements:
     """All measurements of one program. sizes: speed by workers and nodes. untrained: accuracy before training.
-    accuracy, noise_scale [samples]: by epochs. complete: the training that measured them finished all epochs."""
+    accuracy, noise_scale [samples]: values by epoch. complete: whether the training that measured them finished all
+    epochs."""
 
     sizes: tuple[Measured, ...]
     changes: tuple[Change, ...]
@@ -158,10 +161,10 @@ class ProgramMeasurements:
 
 
 def placements(gpus: Mapping[str, int]) -> list[Nodes]:
-    """Placements to measure: every size on as few nodes as possible; those that fit on one node also spread over two.
+    """Placements to measure: each size on as few nodes as possible; sizes that fit on one node also spread over two.
 
-    Sizes are powers of two, those halfway between them from 3 on, and all GPUs. gpus: of every node. A size follows the
-    smaller ones, and keeps their workers in place as far as nodes allow.
+    Sizes are powers of two, the midpoints between them from 3 on, and all GPUs. gpus: GPUs of each node. Sizes ascend,
+    and keep the workers of smaller ones in place as far as nodes allow.
     """
     nodes = sorted(gpus, key=lambda node: -gpus[node])
     slots = [node for node in nodes for _ in range(gpus[node])]
@@ -177,7 +180,7 @@ def placements(gpus: Mapping[str, int]) -> list[Nodes]:
 
 
 def visits(gpus: Mapping[str, int]) -> list[Nodes]:
-    """Placements of the job whose speed is measured: up through all sizes, down to one worker, none, and half."""
+    """Placements of the job whose speed is measured: up through all sizes, then one worker, none, and about half."""
     way = placements(gpus)
     return [*way, way[0], (), way[(len(way) - 1) // 2]]
 
@@ -185,11 +188,11 @@ def visits(gpus: Mapping[str, int]) -> list[Nodes]:
 def measure_program(
     spec: JobSpec, gpus: Mapping[str, int], seconds: float, learning: float, on_stage: Callable[[str], None]
 ) -> ProgramMeasurements:
-    """Measure one program on the cluster that this process is connected to.
+    """Measure one program on the connected cluster.
 
-    spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. seconds: to train
-    at every size. learning: longest time [s] of the training that measures the accuracy. on_stage: called with the next
-    stage, `stages` times. Raises JobError if the program fails.
+    spec: specification of a whole training; files left behind are in its folder. gpus: GPUs of each node. seconds: time
+    to train at each size. learning: longest time of the training that measures the accuracy [s]. on_stage: called with
+    the next stage, `stages` times. Raises JobError if the program fails.
     """
     on_stage("learning")
     untrained = _untrained(spec)
@@ -214,12 +217,13 @@ def stages(gpus: Mapping[str, int]) -> int:
 
 
 def _part(spec: JobSpec, name: str) -> JobSpec:
-    """The program as one of the jobs that are measured."""
+    """The program as one of the two measured jobs."""
     return replace(spec, id=f"{spec.id}-{name}", folder=str(Path(spec.folder, name)))
 
 
 def _learn(job: CommandedJob, seconds: float) -> tuple[Points, Points, bool]:
-    """Accuracy and noise scale by epochs, until the job has finished or time is up; and whether it has finished."""
+    """Measure accuracy and noise scale by epoch until the job has finished or time is up. Returns whether it has
+    finished, too."""
     noise: list[tuple[float, float]] = []
     by = time.monotonic() + seconds
     while True:
@@ -252,11 +256,11 @@ def _first_accuracy(spec: JobSpec) -> float:
 
 
 def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasurements, source: str) -> Profile:
-    """All fits of one program. source: where it was measured, in words.
+    """Fit the profile of one program. source: where it was measured, in words.
 
-    rescale_delay is the time from a decision until new workers train, the median over starts and growth. On Ray a job
-    meanwhile trains on with the workers it has; the simulator's `growth` setting models that.
-    Raises ProfileError if too little was measured.
+    rescale_delay is the time from a decision until new workers train, the median over starts and growth. On Ray, the
+    job meanwhile continues with its present workers; the simulator's `growth` setting models that. Raises ProfileError
+    if too little was measured.
     """
     steps = steps_of(program, measured.sizes)
     params = fit_throughput(steps).rounded(5)
@@ -296,10 +300,11 @@ def describe(program: ProgramSettings) -> str:
 
 
 def steps_of(program: ProgramSettings, sizes: tuple[Measured, ...]) -> StepMeasurements:
-    """Steps in the form that the throughput fit needs. Raises ProfileError if one worker was not measured.
+    """Convert measurements to the steps that the throughput fit needs. Raises ProfileError if one worker was not
+    measured.
 
-    The synchronisation part of a step was not measured. With a batch for each worker it is the step time beyond that
-    of one worker; with one batch for all, only one worker's step shows the time of computing.
+    The synchronisation part of a step was not measured. With a batch per worker, it is the step time in excess of one
+    worker's step. With one batch for all, only one worker's step shows the computing time.
     """
     alone = next((size for size in sizes if size.workers == 1), None)
     if alone is None:
@@ -319,7 +324,7 @@ def steps_of(program: ProgramSettings, sizes: tuple[Measured, ...]) -> StepMeasu
 
 
 def batch_limits(program: ProgramSettings, most: int) -> BatchLimits:
-    """A batch independent of the number of workers, or one for each of up to `most` workers."""
+    """Batch limits: a batch independent of the number of workers, or one for each of up to `most` workers."""
     batch = program.batch_size
     if program.batch_rule == "per_worker":
         return BatchLimits(base=batch, largest=batch * most, min_local=batch, max_local=batch)
@@ -327,7 +332,7 @@ def batch_limits(program: ProgramSettings, most: int) -> BatchLimits:
 
 
 def start_delay(changes: tuple[Change, ...]) -> float:
-    """Median seconds until workers that had to be started trained. Raises ProfileError if none were."""
+    """Median seconds from the decision until newly started workers train. Raises ProfileError if none were started."""
     delays = [change.seconds for change in changes if change.new and change.kind != "move"]
     if not delays:
         raise ProfileError("no start of a worker was measured")

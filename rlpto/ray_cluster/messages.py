@@ -1,4 +1,4 @@
-"""Messages between the scheduler and job controllers: plain values, the interface of the two.
+"""Messages between the scheduler and job controllers, made of plain values.
 
 A job's controller is an actor (`rlpto.ray_cluster.job.controller.JobController`) in namespace `NAMESPACE`, named by
 `controller_name`. It answers at once, also while its job trains, to
@@ -28,9 +28,9 @@ from rlpto.store.checkpoints import Checkpoint
 from rlpto.store.program_keys import Architecture, BatchRule, Device, LrRule, OnNonfinite
 
 KIND_RESOURCE = "gpu_kind:"
-"""Prefix of the name of the Ray resource for a node's kind of GPU, such as `gpu_kind:t4`."""
+"""Prefix of the name of the Ray resource for a node's GPU type, such as `gpu_kind:t4`."""
 KIND_LABEL, MARKET_LABEL = "ray.io/accelerator-type", "ray.io/market-type"
-"""Labels that Ray gives nodes, or takes from `ray start --labels`."""
+"""Labels that Ray assigns to nodes, or takes from `ray start --labels`."""
 RECORD = "controller.json"
 """Name of the file in a job's folder with the state that outlives its controller."""
 NAMESPACE = "rlpto"
@@ -40,7 +40,7 @@ JobState = Literal["waiting", "starting", "running", "finished", "failed"]
 
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-"""Allowed characters of ids, which are parts of the names of actors and folders."""
+"""Allowed characters of ids, which are parts of actor and folder names."""
 
 
 def job_id(number: int) -> str:
@@ -61,9 +61,9 @@ Nodes = tuple[str, ...]
 class Plan:
     """The allocation of a job: one worker on each of `nodes`, none while it waits.
 
-    batch_size: samples of a step, all workers together; None: the job's own choice. servers: Ray's node id of every
-    parameter server, in order of the parts of the weights that they hold; none: the number in the job's specification,
-    next to its controller.
+    batch_size: samples of a step, all workers together. Default: the job's own choice. servers: Ray's node id of every
+    parameter server, in order of the parts of the weights that they hold. Default: the number in the job's
+    specification, on the controller's node.
     """
 
     nodes: Nodes = ()
@@ -73,7 +73,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command to a controller: from `generation` on, job trains by `plan`."""
+    """A command to a controller: from `generation` on, the job trains by `plan`."""
 
     job: str
     generation: int
@@ -89,9 +89,9 @@ class JobSpec:
     folder: of this job alone, on the controller's node: checkpoints and the log of failures.
     epochs: scale-invariant epochs to train. data_size: samples of an epoch. seed: of initial weights, order of data
         and every random number of training.
-    stop: rule for finishing early once accuracy has flattened; None: never.
+    stop: rule for finishing early once accuracy has flattened. Default: never.
     logs: keep the output of workers and the progress of training in the folder.
-    The others are what `rlpto.store.program_keys.ProgramKeys` says of a program, and `RaySettings` of all.
+    The others are keys of `rlpto.store.program_keys.ProgramKeys` or of `RaySettings`.
     """
 
     id: str
@@ -135,11 +135,11 @@ class JobSpec:
 
     @property
     def runtime_env(self) -> dict[str, Any] | None:
-        """Ray's `runtime_env` of workers and servers, besides that of the driver; None: there is nothing."""
+        """Ray's `runtime_env` of workers and servers, in addition to the driver's; None if nothing is added."""
         return {"pip": list(self.pip)} if self.pip else None
 
     def to_json(self) -> str:
-        """As one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
+        """Return one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
         plain = {"options": dict(self.options), "stop": None if self.stop is None else self.stop.model_dump()}
         try:
             return json.dumps(vars(self) | plain, sort_keys=True, allow_nan=False)
@@ -148,27 +148,29 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:
-        """The specification that `to_json` has written."""
+        """Read a specification written by `to_json`."""
         values = json.loads(text)
         stop, pip = values.pop("stop"), tuple(values.pop("pip"))
         return cls(**values, pip=pip, stop=None if stop is None else StopRule.model_validate(stop))
 
 
 def raised_in(text: str) -> str:
-    """What a traceback says was raised, in a line: the first after its frames. Of any other text, its last line."""
+    """The exception line of a traceback, that is, the first line after its frames. For any other text, its last
+    line."""
     lines = text.strip().splitlines() or ["no reason given"]
     framed = [number for number, line in enumerate(lines[:-1]) if line.startswith("  ")]
     return lines[framed[-1] + 1] if lines[0].startswith("Traceback") and framed else lines[-1]
 
 
 def reason_of(error: BaseException) -> str:
-    """What Ray says of a call that has failed, in a line: the exception that a process raised, if one did, or pip's."""
+    """Ray's reason for a failed call, in a line: the exception raised by a process, if any, or pip's error."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
     return next((line for line in reversed(lines) if re.match(r"([\w.]*(Error|Exception)|ERROR):", line)), lines[0])
 
 
 def global_batch(spec: JobSpec, workers: int, chosen: int | None) -> int:
-    """Samples of a step, all workers together. chosen: by the scheduler; None: by the job's own rule."""
+    """Samples of a step, all workers together. chosen: batch size chosen by the scheduler. Default: the job's own
+    rule."""
     if chosen is not None:
         return chosen
     return spec.batch_size * (workers if spec.batch_rule == "per_worker" else 1)
@@ -178,7 +180,7 @@ def global_batch(spec: JobSpec, workers: int, chosen: int | None) -> int:
 class Measured:
     """Throughput of one size of a job: samples per second over `count` measured steps on `nodes` nodes.
 
-    servers: parameter servers, 0 if workers average gradients among themselves. gpu: kind of GPU.
+    servers: parameter servers, 0 if workers average gradients among themselves. gpu: GPU type.
     """
 
     workers: int
@@ -197,7 +199,7 @@ class JobReport:
     holding: node id of every worker that is alive or being started: the authoritative list of GPUs in use.
     training_on: node ids of the workers that train together now. serving_on: node ids of the parameter servers that are
         alive or being started. rolled_back: newest generation whose new workers and servers did not come up in time:
-        it was given up, and the job continues with those it had. batch_size: samples of a step; 0: none yet.
+        it was given up, and the job continues with its former ones. batch_size: samples of a step; 0 before the first.
     progress: scale-invariant epochs. loss, samples_per_second: of the newest steps. accuracy: of the newest evaluation.
     noise_scale: gradient noise scale in samples. accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a
         bounded number. throughput: of each size so far, at batch sizes of the job's own choice.
@@ -206,7 +208,7 @@ class JobReport:
         them, s each, from noticing to training again. failure: text of the newest, kept after recovery.
     checkpoint: newest one on disk. note: set if the job has stopped early, with the epoch.
     kept_seconds, kept_gpu_seconds: s and GPU-s of the training that led to the present step.
-    earlier: lighter reports of the time since the one before, where nobody has asked for long: for curves.
+    earlier: reduced reports since the previous one, for curves, if no scheduler has asked for long.
     pid: of the controller's process. time: of the report, s since the epoch of `time.time`; that clock may jump.
     number: of the scheduler's request, counted up: it orders the reports of a job.
     """
@@ -249,7 +251,7 @@ class JobReport:
         return self.state in ("finished", "failed")
 
     def figures(self) -> dict[str, Any]:
-        """What notes and records keep of this report, as JSON; numbers that are not finite are left out."""
+        """Figures of this report for notes and records, as JSON; non-finite numbers are left out."""
         names = ("job", "state", "training_on", "batch_size", "step", "progress", "loss", "accuracy", "note", "time")
         more = ("samples_per_second", "noise_scale", "rescales", "rescale_seconds", "recoveries")
         found = {name: getattr(self, name) for name in (*names, *more, "kept_seconds", "kept_gpu_seconds")}
@@ -257,8 +259,8 @@ class JobReport:
 
 
 def last_report(spec: JobSpec) -> JobReport | None:
-    """The report with which a job has finished whose controller is gone, from the record in its folder. None if there
-    is no such record: the job goes on from its checkpoint."""
+    """The last report of a finished job whose controller is gone, from the record in its folder. None without such a
+    record: the job resumes from its checkpoint."""
     try:
         kept = json.loads(Path(spec.folder, RECORD).read_text(encoding="utf-8"))
         earlier = tuple(JobReport(**one) for one in kept["earlier"])

@@ -1,4 +1,4 @@
-"""Settings of real clusters: what the models of a workload train, which timeouts hold, and what controllers need."""
+"""Settings of real clusters: training programs of a workload's models, timeouts, and job controllers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ ShipCode = Literal["auto", "always", "never"]
 
 
 class ProgramSettings(ProgramKeys):
-    """What jobs of one model train."""
+    """The training program of one model's jobs."""
 
     def law(self, per_sample: float, constant: float = 0.0, sync: float = 0.0) -> ThroughputLaw:
-        """Steps of `per_sample` seconds for each sample of a worker, and `constant`; `sync` seconds with several
-        workers, wherever they are. With neither, jobs scale perfectly."""
+        """Law of steps that take `per_sample` seconds per sample of a worker, plus `constant`, plus `sync` seconds with
+        several workers, wherever they are. If both are 0, jobs scale perfectly."""
         if self.has_servers:
             return ServerParams(per_sample, constant, sync, 0.0, 0.0, self.servers, self.servers_at_most)
         return ThroughputParams(constant, per_sample, sync, 0.0, sync, 0.0, 1.0)
 
     def guessed_profile(self, name: str) -> Profile:
-        """The profile of a program that has not been measured. name: of its model."""
+        """Guess the profile of a program that has not been measured. name: name of its model."""
         guess, batch = self.guess, self.batch_size
         step = guess.step_seconds if self.pace is None else self.pace
         return Profile(
@@ -45,7 +45,7 @@ class ProgramSettings(ProgramKeys):
             samples=float(self.samples),
             epochs=self.epochs,
             batch=BatchLimits(base=batch, largest=batch, min_local=1, max_local=batch),
-            # Nine tenths of a step grow with the samples: more workers help, but not for ever.
+            # Nine tenths of a step scale with the samples: more workers help, up to a limit.
             throughput=self.law(0.9 * step / batch, 0.1 * step, guess.sync_seconds),
             noise=NoiseCurve((0.0,), (guess.noise_scale,)),
             accuracy=AccuracyCurve("validation accuracy", guess.untrained, guess.final, guess.epochs_to_learn, 1.0),
@@ -55,44 +55,44 @@ class ProgramSettings(ProgramKeys):
 
 
 class AutoscaleSettings(Settings):
-    """Bounds of what Ray's autoscaler is asked for, on a cluster that has one; `provision` says how much that is."""
+    """Bounds on the GPUs requested from Ray's autoscaler, on a cluster that has one; `provision` sets the number."""
 
     most_gpus: int = Field(ge=1, le=16_384)
-    """Most GPUs; jobs that want no more than this wait for nodes to come."""
+    """Most GPUs requested; jobs that want no more than this wait for nodes to come."""
     idle_seconds: float = Field(300.0, ge=1)
-    """Seconds after which GPUs that no job wants are not asked for any more, so that the autoscaler may end nodes."""
+    """Seconds after which GPUs that no job wants are no longer requested; the autoscaler may then end nodes."""
 
 
 class RaySettings(Settings):
     """Real jobs on a Ray cluster (`--cluster ray`)."""
 
     programs: dict[str, ProgramSettings] = Field(default_factory=dict)
-    """What jobs of each model train, by the model's name in the workload."""
+    """Training program of each model's jobs, by the model's name in the workload."""
     arrivals: float = Field(1.0, gt=0)
     """Factor on all submit times, to bring jobs closer together; nothing else is scaled."""
     checkpoint_interval: float = Field(30.0, gt=0)
-    """Seconds between checkpoints of a job: what is trained in it may be lost by a fault."""
+    """Seconds between checkpoints of a job. A fault may lose the training since the last one."""
     storage: str = ""
-    """Object storage that checkpoints are copied to, such as s3://bucket/folder; empty: none."""
+    """Object storage to which checkpoints are copied, such as s3://bucket/folder. Default: no copies."""
     heartbeat_timeout: float = Field(10.0, gt=0)
     """Seconds without a sign of life after which a worker is replaced."""
     start_timeout: float = Field(120.0, gt=0)
     """Seconds after which a job that trains gives up new workers and servers that have not come up."""
     retries: int = Field(3, ge=0)
-    """Failures in a row, without progress in between, after which a job has failed."""
+    """Consecutive failures without progress after which a job fails for good."""
     backoff: float = Field(1.0, ge=0)
-    """Seconds before the first retry, doubled for each further one."""
+    """Seconds before the first retry, doubled for each later one."""
     poll: float = Field(0.1, gt=0, le=5)
     """Longest time in seconds between two looks at the cluster."""
     autoscale: AutoscaleSettings | None = None
-    """Nodes on demand; null: those that are there."""
+    """Nodes on demand. Default: only nodes that are there."""
     ship_code: ShipCode = "auto"
-    """Whether RLPTO's code goes along to nodes; auto: where one lacks it, of a cluster that RLPTO has not started."""
+    """Whether RLPTO's code is sent to nodes; auto sends it if a node lacks it and RLPTO has not started the cluster."""
     without_gpus: float = Field(300.0, gt=0)
-    """Seconds to wait for a node while none with GPUs is alive."""
+    """Seconds to wait for a node while no node with GPUs is alive."""
     notice_file: str = ""
-    """File on each node that appears before the node is taken away, with the seconds until then, if they are known; the
-    node is drained then. Variables such as $HOME are those of the node; empty: none."""
+    """File that appears on a node before the node is taken away, with the seconds until then, if known; the node is
+    then drained. Variables such as $HOME are expanded on the node. Default: no file."""
 
     @field_validator("storage")
     @classmethod
@@ -108,8 +108,8 @@ class RaySettings(Settings):
 
 
 def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: Path, seed: int) -> list[JobSpec]:
-    """What the controller of every job needs. folder: holds a folder for each job. seed: of the run; every job has its
-    own. Ids count the jobs in the order given. Raises ConfigError for a model without a program."""
+    """Specification of every job's controller. folder: holds a folder for each job. seed: seed of the run; every job
+    has its own. Ids number the jobs in the given order. Raises ConfigError for a model without a program."""
     missing = next((job for job in jobs if job.model not in settings.programs), None)
     if missing is not None:
         known = ", ".join(sorted(settings.programs)) or "none"
@@ -131,7 +131,7 @@ def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: 
 def program_spec(
     number: int, name: str, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int
 ) -> JobSpec:
-    """A whole training of a program, as the job with this number (from 0) in its session. name: its label."""
+    """A whole training of a program, as job number `number` (from 0) of its session. name: its label."""
     named = {field.name for field in fields(JobSpec)}
     return JobSpec(
         **(program.model_dump(include=named) | settings.model_dump(include=named)),

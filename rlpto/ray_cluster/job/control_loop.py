@@ -30,7 +30,7 @@ TURN_S = 0.05
 
 
 class ControlLoop:
-    """State and work of one job's controller. node: where the controller and its parameter servers are."""
+    """State and work of one job's controller. node: node of the controller and its default parameter servers."""
 
     def __init__(self, spec: JobSpec, node: str, resume: bool, restarted: bool) -> None:
         self._spec = spec
@@ -66,7 +66,7 @@ class ControlLoop:
     # Calls of the scheduler.
 
     def command(self, generation: int, plan: Plan) -> None:
-        """Take a command, if it is newer than the one in force."""
+        """Take a command if it is newer than the present one."""
         if generation <= self._generation or self._outcome is not None or self._stopping:
             self._generation = max(self._generation, generation)
             return
@@ -82,7 +82,7 @@ class ControlLoop:
         self._wake.set()
 
     def report(self) -> JobReport:
-        """The job's present report, with what happened since the one before."""
+        """The job's present report, including notes since the previous one."""
         return replace(self._present(), earlier=self._notes.take())
 
     def _present(self) -> JobReport:
@@ -190,7 +190,7 @@ class ControlLoop:
         return bool(present[0]) and present != wanted and all(a <= b for a, b in zip(present, wanted, strict=True))
 
     def _give_up_growth(self) -> None:
-        """Go on with the workers and servers that train, if others did not come up in time or as often as tried."""
+        """Continue with the training workers and servers if others did not come up in time or within the retries."""
         if self._grows_since is None or self._group.fault_since is not None or not self._roster.training:
             return
         waited = time.monotonic() - self._grows_since
@@ -215,17 +215,17 @@ class ControlLoop:
         for worker, reason in self._roster.failed_starts():
             self._start_failed(worker, reason)
         if self._roster.training and self._servers.differ(self._plan) and not self._servers.all_up(self._plan):
-            return []  # they join when the servers change, so that the job pauses only once
+            return []  # they join when the servers change: one pause instead of two
         return self._roster.ready_to_join()
 
     def _servers_are_ready(self) -> bool:
-        """True if a change of servers is due, and all new servers and the workers that join with them are up."""
+        """True if a change of servers is due, and all new servers and joining workers are up."""
         if not self._servers.differ(self._plan) or not self._servers.all_up(self._plan):
             return False
         return all(worker.ready is not None for worker in self._roster.starting)
 
     def _start_failed(self, worker: Worker, reason: Failure | WorkerLostError) -> None:
-        """A worker could not be started."""
+        """Handle a worker that could not be started."""
         if isinstance(reason, Failure):
             for at, line in reason.output:
                 self._job_folder.say(line, at)

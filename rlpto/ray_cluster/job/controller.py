@@ -1,8 +1,8 @@
 """The job controller: an actor that owns the job's workers and keeps them training as commanded, despite faults.
 
-It is detached (it outlives its driver), uses no GPU, and is pinned to the node it was started on, so
-that it finds its files again when Ray restarts it. Workers are actors with one GPU each and hard node affinity rather
-than placement groups: those cannot be resized, and would have to be one per worker.
+It is detached (it outlives its driver), uses no GPU, and is pinned to its node, where it finds its files again when Ray
+restarts it. Workers are actors with one GPU each and hard node affinity. Placement groups cannot be resized, and each
+worker would need its own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ END_DELAY_S = 0.3
 class JobController:
     """Actor around a `ControlLoop`: takes commands and reports at once, while the loop's own task does the work.
 
-    resume: go on from checkpoints in the job's folder; otherwise those of an earlier job
-    of the same name are dropped. A controller that Ray has restarted always goes on, under the newest command it took.
+    resume: continue from checkpoints in the job's folder; otherwise checkpoints of an earlier job of the same name are
+    deleted. A controller restarted by Ray always continues, under the newest command it took.
     """
 
     def __init__(self, spec: JobSpec, resume: bool) -> None:
@@ -40,7 +40,7 @@ class JobController:
         self._work = asyncio.get_running_loop().create_task(self._loop.run())
 
     async def command(self, generation: int, plan: Plan) -> JobReport:
-        """Train by the plan from now on; without nodes: checkpoint and release all."""
+        """Train by the plan from now on. A plan without nodes means: write a checkpoint and release all workers."""
         self._loop.command(generation, plan)
         return self._loop.report()
 
@@ -49,7 +49,7 @@ class JobController:
         return self._loop.report()
 
     async def stop(self) -> JobReport:
-        """Write a checkpoint, release everything, and end: the last report."""
+        """Write a checkpoint, release everything, and end. Returns the last report."""
         self._loop.stop()
         await self._work
         own = ray.get_runtime_context().current_actor
@@ -58,7 +58,7 @@ class JobController:
 
 
 def start_controller(spec: JobSpec, node_id: str, resume: bool) -> Any:
-    """Start the controller of a job on a node: its handle. It waits for its first command.
+    """Start the controller of a job on a node, and return its handle. It waits for its first command.
 
     Raises JobError if the job has a controller already.
     """

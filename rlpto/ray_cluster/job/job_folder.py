@@ -1,6 +1,6 @@
-"""State in the job's folder that outlives a controller: checkpoints, its commands and counts, a log of failures.
+"""State in the job's folder that outlives a controller: checkpoints, commands and counts, and a log of failures.
 
-Checkpoints are written to disk while the job goes on training.
+Checkpoints are written while the job continues to train.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rlpto.store.logs import OutputLog, encodable
 from rlpto.store.object_storage import CheckpointStorage
 
 SHORTEST_INTERVAL_S = 0.1
-"""Shortest wait for a second checkpoint after a fault."""
+"""Shortest interval to the next checkpoint after a fault."""
 LONGEST_FAILURE = 20_000
-"""Most characters of the text of a failure, which every report has; a script may raise a text of any length."""
+"""Most characters of a failure's text, which is in every report; a script may raise a text of any length."""
 FAILURES = "failures.log"
 
 
 class JobFolder:
     """The job's folder. checkpoint: newest one. failure: text of the newest failure.
 
-    record: called for the state that a restarted controller needs. If the disk refuses a write, the failure is noted
-    and training goes on. After a fault checkpoints are closer than the job's interval for a while, see `shorten`.
+    record: returns the state that a restarted controller needs. If the disk refuses a write, the failure is recorded
+    and training continues. After a fault, checkpoints are more frequent for a while (`shorten`).
     """
 
     def __init__(self, spec: JobSpec, record: Callable[[], dict[str, Any]] = dict) -> None:
@@ -48,7 +48,7 @@ class JobFolder:
         self._turn = asyncio.Lock()
 
     def begin(self, resume: bool) -> dict[str, Any] | None:
-        """The record of the job's earlier controller if the job continues from it; else its files are removed.
+        """Return the record of the job's earlier controller if the job continues from it; otherwise remove its files.
 
         Raises CheckpointError if they cannot be removed: the job would continue from another job's state.
         """
@@ -80,9 +80,10 @@ class JobFolder:
         return bool(list_checkpoints(self._folder))
 
     def refuse(self, reason: str) -> None:
-        """The program cannot load the newest checkpoint, although its content is whole: go back to the one before.
+        """Set aside the newest checkpoint, which is intact but cannot be loaded by the program; the previous one is
+        used.
 
-        The file is renamed, so that it can be examined.
+        The file is only renamed and can still be examined.
         """
         if self.checkpoint is not None:
             path = Path(self.checkpoint.path)
@@ -93,7 +94,7 @@ class JobFolder:
                 self.log_failure(f"{path}: cannot be set aside: {system_reason(stays)}")
 
     def newest_state(self) -> tuple[int, bytes] | None:
-        """Step and content of the newest sound checkpoint; None if there is none, so that the job starts over."""
+        """Step and content of the newest sound checkpoint. None if there is none; the job then starts over."""
         try:
             found = self._read_newest()
         except CheckpointError as damaged:
@@ -109,7 +110,7 @@ class JobFolder:
         return self.checkpoint.step, state
 
     def _read_newest(self) -> tuple[Checkpoint, bytes, list[str]] | None:
-        """As `read_newest`, from a copy if the folder has no sound checkpoint."""
+        """Call `read_newest`, and fetch a copy from object storage if the folder has no sound checkpoint."""
         try:
             found = read_newest(self._folder)
         except CheckpointError:
@@ -128,14 +129,14 @@ class JobFolder:
             self._storage.offer()
 
     def due(self) -> bool:
-        """True if it is time for a checkpoint, and none is being written."""
+        """True if a checkpoint is due and none is being written."""
         idle = self._saving is None or self._saving.done()
         return idle and time.monotonic() - self._saved_at >= self._interval
 
     def shorten(self, trained: float) -> None:
-        """Workers have died after `trained` s of training: the next checkpoint comes in half of that time.
+        """Shorten the checkpoint interval to half of `trained`, the seconds of training before workers died.
 
-        So a job whose workers keep dying still makes progress. Every checkpoint doubles the wait for the next one.
+        A job whose workers keep dying thus still makes progress. Each checkpoint doubles the interval again.
         """
         self._interval = min(self._interval, trained / 2)
 
@@ -154,8 +155,8 @@ class JobFolder:
         self._saving = asyncio.ensure_future(save())
 
     async def save(self, step: int, state: bytes, finite: bool) -> None:
-        """Write a checkpoint, if its weights are finite, and the record, after any that is being written: both may be
-        of one step, and so of one name."""
+        """Write a checkpoint, if its weights are finite, and the record. Writes are serialised, because two of them may
+        have the same step and so the same file name."""
         async with self._turn:
             try:
                 if finite:
@@ -172,7 +173,7 @@ class JobFolder:
             self._storage.close()
 
     def _note_deleted(self, consequence: str) -> None:
-        """Note it if the newest checkpoint was deleted from outside."""
+        """Record it if the newest checkpoint was deleted from outside."""
         if self.checkpoint is not None and not Path(self.checkpoint.path).exists():
             self.log_failure(f"{self.checkpoint.path}: the checkpoint was deleted: {consequence}")
             self.checkpoint = None
@@ -185,12 +186,13 @@ class JobFolder:
             self.log_failure(str(refused))
 
     def say(self, text: str, at: float | None = None) -> None:
-        """Append a line to the job's log, if its output is kept. at: when, on the clock of `time.time`."""
+        """Append a line to the job's log, if its output is kept. at: time of the line [s of `time.time`]."""
         if self._log is not None:
             self._log.write(text, at)
 
     def log_failure(self, text: str) -> None:
-        """Keep the text of a failure, in the log too. Of a longer one than `LONGEST_FAILURE` the middle is left out."""
+        """Keep the text of a failure, also in the log. The middle of a text longer than `LONGEST_FAILURE` is left
+        out."""
         text, half = encodable(text), LONGEST_FAILURE // 2
         if len(text) > LONGEST_FAILURE:
             text = f"{text[:half]}\n[{len(text) - 2 * half} characters are left out]\n{text[-half:]}"

@@ -17,37 +17,37 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.worker.training import Chunk
 
 MAX_CURVE_POINTS = 200
-"""Points of the accuracy curve; when it is full, every other one is dropped."""
+"""Most points of the accuracy curve; when it is full, every other point is dropped."""
 
 RECENT_CHUNKS = 20
-"""Chunks over which the present loss and speed are taken; also pauses and recoveries that are kept."""
+"""Chunks over which the present loss and speed are computed; also the number of pauses and recoveries kept."""
 
 CHUNK_TARGET_S = 0.12
 """Target duration of a chunk in s: long enough to make its overhead negligible, short enough to react."""
 
 MAX_CHUNKS_IN_FLIGHT = 2
-"""Chunks handed to the workers at once: they need not wait for the controller."""
+"""Chunks handed to the workers at once, which spares them waiting for the controller."""
 LONG_STEP_S = 0.3
-"""Seconds of a step above which waiting for the controller is negligible."""
+"""Step time above which waiting for the controller is negligible [s]."""
 
 NOTE_INTERVAL_S = 2.0
-"""Least time between two notes of a job's progress, and from a report to the first of them."""
+"""Least time between two notes of a job's progress, and from a report to the first note after it."""
 MOST_NOTES = 500
-"""Most notes that are kept; at this number every other one is dropped, and notes become half as frequent."""
+"""Most notes kept; at this number every other one is dropped, and notes become half as frequent."""
 
 _COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds")
-"""Sums that reports have by the same names, and that outlive the controller."""
+"""Sums with the same names in reports; they outlive the controller."""
 
 
 class ProgressNotes:
-    """Light reports of the time in which no scheduler asks for one, so that its curves have no holes."""
+    """Reduced reports while no scheduler asks for one, which close the gaps in a job's curves."""
 
     def __init__(self, kept: Sequence[Mapping[str, Any]] = ()) -> None:
         self.reports = [JobReport(**one) for one in kept]
         self._interval, self._at = NOTE_INTERVAL_S, time.monotonic()
 
     def note(self, report: Callable[[], JobReport], last: bool = False) -> None:
-        """Note the present report if it is time to, or it is the last one."""
+        """Add a note of the present report if one is due, or if it is the last."""
         if not last and time.monotonic() < self._at + self._interval:
             return
         self._at = time.monotonic()
@@ -56,7 +56,7 @@ class ProgressNotes:
         self.reports.append(JobReport(**report().figures()))
 
     def take(self) -> tuple[JobReport, ...]:
-        """Return the notes, and begin again: they are in a report now."""
+        """Return the notes and clear them, for a report that includes them."""
         taken, self.reports = tuple(self.reports), []
         self._interval, self._at = NOTE_INTERVAL_S, time.monotonic()
         return taken
@@ -64,7 +64,7 @@ class ProgressNotes:
 
 @dataclass(frozen=True)
 class Size:
-    """Workers of a group, on how many nodes they are, their parameter servers (0: none), and their kind of GPU."""
+    """Size of a group: workers, their nodes, parameter servers (0 if none), and GPU type."""
 
     workers: int
     nodes: int
@@ -75,9 +75,9 @@ class Size:
 class TrainingStatistics:
     """Running figures of one job.
 
-    rescales, recoveries, pauses, ... are those of `JobReport`. step_seconds: duration of a step in the present group,
-    estimated until measured. batch_size: samples of the newest steps. ended: when the newest step was done, on
-    this process's monotonic clock, like all times here, because other clocks may jump.
+    rescales, recoveries, pauses, ... have the same meaning as in `JobReport`. step_seconds: duration of a step in the
+    present group, estimated until measured. batch_size: samples of the newest steps. ended: end of the newest step. All
+    times are on this process's monotonic clock, because other clocks may jump.
     """
 
     def __init__(self) -> None:
@@ -103,12 +103,13 @@ class TrainingStatistics:
 
     @property
     def samples_per_second(self) -> float:
-        """Over the newest chunks of the present group; NaN before there are any."""
+        """Speed over the newest chunks of the present group; NaN before the first."""
         seconds = sum(seconds for _, seconds in self._recent)
         return sum(samples for samples, _ in self._recent) / seconds if seconds else math.nan
 
     def grouped(self, size: Size, rescaled: bool, faulty_since: float | None) -> None:
-        """A new group is about to train. faulty_since: when the fault that led to it was noticed, if one did."""
+        """Start the statistics of a new group. faulty_since: when the fault that led to it was noticed, if there was
+        one."""
         if self._size.workers and size.workers:
             self.step_seconds *= self._size.workers / size.workers
         self._size, self._first, self._behind = size, True, None
@@ -120,11 +121,11 @@ class TrainingStatistics:
             self._paused_since = self._paused_since or self.ended
 
     def released(self) -> None:
-        """The job goes back to the queue; its time there does not count as a pause."""
+        """Handle the job's return to the queue; its time there does not count as a pause."""
         self.ended = None
 
     def add(self, chunks: Sequence[Chunk]) -> None:
-        """Add the results of all workers of the group; `chunks[0]` is that of rank 0."""
+        """Add the results of all workers of the group, by rank."""
         # Within a group the two clocks differ by a constant; the delay of its first answer counts as part of that.
         if self._behind is None:
             self._behind = time.monotonic() - chunks[0].ended
@@ -150,7 +151,7 @@ class TrainingStatistics:
             seconds = first.ended - self.ended
             self._recent.append((first.samples, seconds))
             self.step_seconds = 0.7 * self.step_seconds + 0.3 * seconds / first.steps
-            if not first.chosen:  # speeds by size are those at the job's own batch sizes
+            if not first.chosen:  # speeds by size are measured at the job's own batch sizes
                 known = self.speeds.get(self._size, (0.0, 0.0, 0))
                 self.speeds[self._size] = (known[0] + first.samples, known[1] + seconds, known[2] + first.steps)
         self.ended = first.ended
@@ -159,7 +160,7 @@ class TrainingStatistics:
         self.noise_scale = first.noise_scale
 
     def flattened(self, spec: JobSpec) -> bool:
-        """True if by its evaluations so far the job should stop early."""
+        """True if, by its evaluations so far, the job should stop early."""
         points = np.array(self.curve, dtype=np.float64).reshape(-1, 2)
         return spec.stop is not None and has_flattened(spec.stop, spec.epochs, points[:, 0], points[:, 1])
 
@@ -168,8 +169,8 @@ class TrainingStatistics:
         return max(1, min(10_000, round(CHUNK_TARGET_S / self.step_seconds))) if self.step_seconds > 0 else 1
 
     def chunks_ahead(self, asynchronous: bool) -> int:
-        """Chunks to hand out at once. One where steps are long, so that a change comes a step sooner; but asynchronous
-        workers would then wait for each other at every step."""
+        """Chunks to hand out at once: one if steps are long, because a change then takes effect a step sooner.
+        Asynchronous workers always get more, as they would otherwise wait for each other at every step."""
         return 1 if self.step_seconds >= LONG_STEP_S and not asynchronous else MAX_CHUNKS_IN_FLIGHT
 
     def throughput(self) -> tuple[Measured, ...]:
@@ -207,8 +208,8 @@ class TrainingStatistics:
         self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
 
     def _began(self, chunk: Chunk, step: float) -> None:
-        """The first chunk of a group ends a pause, which includes the extra time of its first step over an ordinary
-        one."""
+        """Process the first chunk of a group. It ends a pause, which includes the excess of its first step over an
+        ordinary one."""
         self._first = False
         if step > 0:
             self.step_seconds = step

@@ -1,4 +1,4 @@
-"""The workers of one job: those that train, start and leave; which are gone, hang or raised; and when to try again."""
+"""Supervision of one job's workers: which ones train, start or leave, which have failed or hang, and when to retry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOIN_WAIT_S = 5.0
 """Longest time that a warm worker waits for others that are still starting."""
 
 STARTUP_HEARTBEAT_TIMEOUTS = 4.0
-"""Heartbeat timeouts for which a starting worker may be silent: imports often keep it from answering."""
+"""Heartbeat timeouts for which a starting worker may be silent, because imports often keep it from answering."""
 
 FAULT_GATHER_S = 0.5
 """Time for the other workers to notice a fault too, before they are aborted."""
@@ -27,7 +27,8 @@ HEARTBEAT_INTERVAL_S = 0.5
 
 
 class FaultError(Exception):
-    """Something went wrong in the group. lost: workers that are gone or hang, and why. failures: what others raised."""
+    """A fault in the group. lost: workers that are gone or hang, with the reason. failures: exceptions of other
+    workers."""
 
     def __init__(self, lost: dict[Worker, str], failures: Iterable[Failure]) -> None:
         self.lost, self.failures = lost, list(failures)
@@ -35,17 +36,17 @@ class FaultError(Exception):
 
     @property
     def text(self) -> str:
-        """The reason why a worker is gone, else the first exception: later ones only follow from it."""
+        """The reason why a worker is lost, else the first exception, as later ones only follow from it."""
         if self.lost:
             return next(iter(self.lost.values()))
         return min(self.failures, key=lambda failure: failure.when).text
 
 
 async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: float, limit: float) -> list[Any]:
-    """Results of one call to each of the workers.
+    """Wait for the results of one call to each worker.
 
-    heartbeat: s after which a worker that does not answer is given up. limit: s after which one that answers, but
-    makes no progress, is given up. Raises FaultError if a worker is lost, hangs or raised.
+    heartbeat: time after which a silent worker is given up [s]. limit: time after which a responding worker without
+    progress is given up [s]. Raises FaultError if a worker is lost, hangs or raised.
     """
     tasks = [asyncio.ensure_future(result_of(call)) for call in calls]
     heartbeats: asyncio.Task[list[Any]] | None = None
@@ -79,8 +80,8 @@ async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: fl
 def hanging(
     workers: Sequence[Worker], heartbeats: Sequence[WorkerHeartbeat | BaseException], limit: float
 ) -> dict[Worker, str]:
-    """Workers to give up, and why: those that do not answer; else, if no busy worker made progress for `limit`
-    seconds, those that the others wait for; all of them if that is unknown."""
+    """Return workers to give up, with reasons: silent workers; else, if no busy worker made progress for `limit`
+    seconds, the workers for which others wait, or all busy ones if these are unknown."""
     pairs = list(zip(workers, heartbeats, strict=True))
     answers = [(worker, heartbeat) for worker, heartbeat in pairs if isinstance(heartbeat, WorkerHeartbeat)]
     if len(answers) < len(workers):
@@ -94,9 +95,9 @@ def hanging(
 
 
 async def prepared(worker: Worker, heartbeat: float) -> Ready | Failure | WorkerLostError:
-    """Prepare a worker, without a time limit as long as it gives signs of life; what went wrong if it is not ready.
+    """Prepare a worker, without a time limit as long as it responds. Returns the failure if it does not get ready.
 
-    heartbeat: s without a sign after which it is given up.
+    heartbeat: time after which a silent worker is given up [s].
     """
     try:
         # Its process id comes first, so that it can be ended even if it stops in the middle.
@@ -111,10 +112,10 @@ async def prepared(worker: Worker, heartbeat: float) -> Ready | Failure | Worker
 
 
 class WorkerRoster:
-    """Workers of one job. changed: is called when one that was released is gone.
+    """Workers of one job. changed: called when a released worker is gone.
 
-    training: those of the present group, by rank. starting: asked for, and not yet in a group. leaving: until they are
-    gone, with what waits for that.
+    training: workers of the present group by rank. starting: requested workers that are not yet in a group. leaving:
+    released workers, with the task that waits for their end.
     """
 
     def __init__(self, spec: JobSpec, changed: Callable[[], None]) -> None:
@@ -125,21 +126,21 @@ class WorkerRoster:
 
     @property
     def holding(self) -> Nodes:
-        """Node of every worker that may have a GPU, those that leave until they are gone."""
+        """Node of each worker that may have a GPU, including leaving ones until they are gone."""
         return tuple(worker.node for worker in [*self.training, *self.starting, *self.leaving])
 
     @property
     def training_on(self) -> Nodes:
-        """Node of every worker that trains."""
+        """Node of each worker that trains."""
         return tuple(worker.node for worker in self.training)
 
     def misplaced(self, nodes: Iterable[str]) -> list[Worker]:
-        """Workers without a place on `nodes` (one entry a worker); training workers have precedence."""
+        """Workers without a place on `nodes` (one entry per worker); training workers have precedence."""
         _, without, _ = worker_actors.matched([*self.training, *self.starting], nodes)
         return without
 
     def start_missing(self, nodes: Iterable[str]) -> None:
-        """Start missing workers, on no node more than in `nodes`, counting those that are about to leave."""
+        """Start missing workers. No node gets more than in `nodes`, including leaving workers."""
         *_, missing = worker_actors.matched([*self.training, *self.starting, *self.leaving], nodes)
         for node in missing:
             worker = worker_actors.start_worker(self._spec, node)
@@ -149,7 +150,7 @@ class WorkerRoster:
             self.starting.append(worker)
 
     def failed_starts(self) -> list[tuple[Worker, Failure | WorkerLostError]]:
-        """Note the workers that are warm now; returns failed ones, which are released, with reasons."""
+        """Mark workers that are warm now. Returns and releases workers that failed, with reasons."""
         failed: list[tuple[Worker, Failure | WorkerLostError]] = []
         for worker in [worker for worker in self.starting if worker.ready is None and worker.preparing.done()]:
             said = worker.preparing.result()
@@ -161,8 +162,7 @@ class WorkerRoster:
         return failed
 
     def ready_to_join(self) -> list[Worker]:
-        """Workers to take in now: all that are warm, once none is starting any more or they have waited long
-        enough."""
+        """Workers to take in now: all warm ones, once none is starting or they have waited long enough."""
         warm = [worker for worker in self.starting if worker.ready is not None]
         if not warm:
             return []
@@ -170,12 +170,12 @@ class WorkerRoster:
         return warm if len(warm) == len(self.starting) or waited > JOIN_WAIT_S else []
 
     def add_to_group(self, arrived: list[Worker]) -> None:
-        """Let new workers train, ranked after the present ones."""
+        """Add new workers to the group, ranked after the present ones."""
         self.starting = [worker for worker in self.starting if worker not in arrived]
         self.training = [*self.training, *arrived]
 
     def release(self, worker: Worker) -> None:
-        """End a worker in the background; it counts as holding its GPU until it is gone."""
+        """End a worker in the background. It counts as holding its GPU until it is gone."""
         for group in (self.training, self.starting):
             if worker in group:
                 group.remove(worker)
@@ -188,12 +188,12 @@ class WorkerRoster:
         self.leaving[worker] = asyncio.ensure_future(leave())
 
     def release_all(self) -> None:
-        """Release all."""
+        """Release all workers."""
         for worker in [*self.training, *self.starting]:
             self.release(worker)
 
     async def released(self) -> None:
-        """Wait until all that were released are gone."""
+        """Wait until all released workers are gone."""
         if self.leaving:
             await asyncio.wait(self.leaving.values())
 
@@ -202,16 +202,16 @@ NODE_GONE_RETRY_S = 2.0
 """Time between attempts to start a worker on a node that is gone."""
 
 FailureKind = Literal["raised", "died", "start"]
-"""Training code raised; a worker or server that took part is gone or hangs; one that was started did not come up."""
+"""raised: training code raised. died: a worker or server that took part is gone or hangs. start: a worker or server did
+not come up."""
 
 
 class RetryPolicy:
-    """Failures of one job since it last made progress. gave_up: it keeps the workers it has, and starts no others.
+    """Failures of one job since it last made progress. gave_up: it keeps its workers and starts no others.
 
-    What counts as progress depends on the failure. Code that raised has to pass the step at which it did. The death of
-    a worker is not evidence against the code: any step after it is progress, although the job may have gone back
-    further. Failed starts count until all workers train, because workers already training do not make a start more
-    likely.
+    The definition of progress depends on the failure. Code that raised must pass the step at which it did. The death of
+    a worker is not evidence against the code, so any later step counts, even if the job has gone back by more. Failed
+    starts count until all workers train, because workers already training do not make a start more likely.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -221,7 +221,7 @@ class RetryPolicy:
         self.reset()
 
     def reset(self) -> None:
-        """A new command resets the count of failures."""
+        """Reset the count of failures, for a new command."""
         self._count, self._start_after, self.gave_up = 0, 0.0, False
 
     def may_start_workers(self) -> bool:
@@ -229,11 +229,11 @@ class RetryPolicy:
         return not self.gave_up and time.monotonic() >= self._start_after
 
     def node_gone(self) -> None:
-        """A node is gone, which is not counted as the job's failure."""
+        """Delay the next start because a node is gone; this does not count as a failure of the job."""
         self._start_after = time.monotonic() + NODE_GONE_RETRY_S
 
     def failed(self, kind: FailureKind, step: int, lasting: bool, trains: bool) -> bool:
-        """Count a failure at `step`. lasting: a retry will not help. trains: some workers still train.
+        """Count a failure at `step`. lasting: whether a retry would fail too. trains: whether some workers still train.
 
         Returns whether the job has failed.
         """
@@ -250,7 +250,7 @@ class RetryPolicy:
         return False
 
     def stepped(self, step: int, whole: bool) -> None:
-        """Step `step` is done. whole: by all workers that the job was given."""
+        """Record a completed step. whole: whether all of the job's planned workers took part."""
         if step > self._must_pass:
             self._progress = True
             if whole:

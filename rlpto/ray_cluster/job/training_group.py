@@ -1,4 +1,4 @@
-"""Workers of a job that train together: how they meet, get the same state, train in chunks, and survive faults."""
+"""Workers of a job that train together: forming a group, sharing state, training in chunks, and surviving faults."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from rlpto.ray_cluster.worker.training import Chunk
 from rlpto.ray_cluster.worker.worker_group import start_store
 
 HANG_HEARTBEAT_TIMEOUTS, HANG_STEPS = 3.0, 10.0
-"""Heartbeat timeouts and usual step times, added up, without a step after which a worker that answers counts as
-hanging."""
+"""Time without a step after which a responding worker counts as hanging: heartbeat timeouts plus usual step times."""
 
 BETWEEN_STEPS_TIMEOUT_S = 60.0
 """Longest time for operations between steps: meeting in a group, waiting for servers, handing over state."""
@@ -33,11 +32,11 @@ BETWEEN_STEPS_TIMEOUT_S = 60.0
 class TrainingGroup:
     """The present group of a job's workers, and the state from which the next one continues.
 
-    number: of the group. regroup: workers that train have to meet again. reset: servers hold no weights yet. fresh:
-    survivors of a fault that lack the newest step. state: step and state that the last group left behind. sent: newest
-    step handed out to workers. chosen: batch size in force; None: the job's own. fault_since: when a fault was
-    noticed from which the job has not recovered. trains_since: since when it trains without a fault. Both are on the
-    monotonic clock.
+    number: number of the group. regroup: whether training workers must form a new group. reset: whether servers hold no
+    weights yet. fresh: survivors of a fault that lack the newest step. state: step and state left by the last group.
+    sent: newest step handed out to workers. chosen: batch size in force. Default: the job's own. fault_since: when the
+    fault from which the job has not yet recovered was noticed. trains_since: start of training without a fault. Both
+    are on the monotonic clock.
     """
 
     def __init__(
@@ -94,12 +93,12 @@ class TrainingGroup:
         self.regroup, self.reset, self.fault_since, self.state = False, False, None, None
 
     async def _load(self) -> None:
-        """Give all workers the newest state: that of the last group, or the newest checkpoint."""
+        """Load the newest state into all workers, from the last group or the newest checkpoint."""
         self.reset, loaded = True, False
         while not loaded:
             state = self.state or await asyncio.to_thread(self._job_folder.newest_state)
             if state is None:
-                # Where the job starts is the first state that faults can lead back to.
+                # The initial state is the first one that a fault can return to.
                 state = await self.take_state()
             self.sent, content = state
             shared = ray.put(content)
@@ -136,9 +135,9 @@ class TrainingGroup:
             self.chosen = chosen
 
     async def chunk(self, calls: list[Any]) -> Chunk:
-        """Results of training calls are counted, and the workers' output and the newest measurements logged.
+        """Count the results of training calls, and log workers' output and new measurements.
 
-        Returns the chunk of rank 0. Raises FaultError as `_answers`.
+        Returns the chunk of rank 0. Raises FaultError for the same reasons as `_answers` does.
         """
         chunks = await collect(self._roster.training, calls, self._spec.heartbeat_timeout, self._limit())
         self._statistics.add(chunks)
@@ -153,38 +152,38 @@ class TrainingGroup:
         return first
 
     async def _ask(self, workers: Sequence[Worker], method: str, *arguments: Any) -> list[Any]:
-        """Answers of workers to one call, made with the same arguments. Raises FaultError as `_answers`."""
+        """Make the same call to several workers, and return their answers. Raises the same FaultError as `_answers`."""
         return await self._answers(workers, [getattr(worker.handle, method).remote(*arguments) for worker in workers])
 
     async def _answers(self, workers: Sequence[Worker], calls: list[Any]) -> list[Any]:
-        """Answers of workers to a call each. Raises FaultError if one is lost, hangs or raised."""
+        """Wait for the workers' answers to one call each. Raises FaultError if a worker is lost, hangs or raised."""
         limit = max(self._limit(), BETWEEN_STEPS_TIMEOUT_S)
         return await collect(workers, calls, self._spec.heartbeat_timeout, limit)
 
     def _limit(self) -> float:
-        """s after which an unfinished step counts as hanging."""
+        """Time after which an unfinished step counts as hanging [s]."""
         warm = [worker.ready for worker in self._roster.training if worker.ready is not None]
         slowest = max((ready.step_seconds + ready.evaluation_seconds for ready in warm), default=0.0)
         slowest = max(slowest, self._spec.pace or 0.0, self._statistics.step_seconds)
         return HANG_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout + HANG_STEPS * slowest
 
     async def take_state(self) -> tuple[int, bytes]:
-        """Step and state of the group, written as a checkpoint too if its weights are finite."""
+        """Step and state of the group, also written as a checkpoint if the weights are finite."""
         ((step, state, finite),) = await self._ask(self._roster.training[:1], "state")
         await self._job_folder.save(step, state, finite)
         return step, state
 
     def saves_apart(self) -> bool:
-        """True if a checkpoint is due that needs a pause of training, because servers would go on changing."""
+        """True if a due checkpoint needs a pause of training, because servers would continue to change."""
         servers = bool(self._servers.handles) and self.state_is_whole()
         return servers and bool(self._roster.training) and self._job_folder.due()
 
     def state_is_whole(self) -> bool:
-        """True if a worker can hand over the whole state: not between a fault and the servers' new start."""
+        """True if a worker can hand over the whole state. False between a fault and the servers' new start."""
         return not (self.reset and self._spec.architecture == "parameter_server")
 
     def checkpoint_if_due(self) -> None:
-        """Begin to write a checkpoint while the workers go on, if it is time for one."""
+        """Start writing a checkpoint while the workers continue, if one is due."""
         if self._job_folder.due() and not self._servers.handles:
             self._job_folder.save_from(self._roster.training[0].handle.state.remote())
 
@@ -192,7 +191,7 @@ class TrainingGroup:
         """Keep healthy workers after a fault, and release the others.
 
         Returns whether a worker or server has died, whether training code raised (no worker is kept then), and the
-        furthest step that a worker had done, which may be beyond the last chunk handed over.
+        furthest step completed by a worker, which may be later than the last chunk handed over.
         """
         now = time.monotonic()
         if fault.lost:

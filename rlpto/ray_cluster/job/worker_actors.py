@@ -27,7 +27,7 @@ WORKER_CALL_TIMEOUT_S = 2.0
 
 
 class WorkerLostError(Exception):
-    """A worker is gone, or does not answer. unplaced: its node is gone, so that it never started."""
+    """A worker is gone, or does not answer. unplaced: it never started because its node is gone."""
 
     def __init__(self, message: str, unplaced: bool = False) -> None:
         super().__init__(message)
@@ -36,8 +36,8 @@ class WorkerLostError(Exception):
 
 @dataclass(eq=False)
 class Worker:
-    """One worker actor. pid: of its process, 0 before it exists. preparing: ends when it is warm or has failed.
-    ready: its answer once warm. warm_since: `time.monotonic()` of that answer."""
+    """One worker actor. pid: its process id, 0 before it exists. preparing: task that ends when it is warm or has
+    failed. ready: its answer once warm. warm_since: `time.monotonic()` of that answer."""
 
     node: str
     handle: Any
@@ -58,13 +58,13 @@ async def result_of(reference: Any, seconds: float | None = None) -> Any:
 
 
 async def settle(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
-    """Results or errors of calls that run side by side."""
+    """Run calls concurrently, and return their results or errors."""
     return list(await asyncio.gather(*calls, return_exceptions=True))
 
 
 def matched(actors: Iterable[A], nodes: Iterable[str]) -> tuple[list[A], list[A], list[str]]:
-    """Actors with a place on `nodes` (one entry a place; earlier actors have precedence), actors without, and the
-    nodes of the places that are left."""
+    """Actors with a place on `nodes` (one entry a place; earlier actors have precedence), actors without one, and the
+    nodes of the remaining places."""
     room, kept, without = Counter(nodes), list[A](), list[A]()
     for actor in actors:
         (kept if room[actor.node] > 0 else without).append(actor)
@@ -73,7 +73,7 @@ def matched(actors: Iterable[A], nodes: Iterable[str]) -> tuple[list[A], list[A]
 
 
 def start_worker(spec: JobSpec, node: str) -> Worker:
-    """Ask Ray for a worker with one GPU on `node` and nowhere else; if its GPU is not free yet, it waits for it."""
+    """Ask Ray for a worker with one GPU on `node` and nowhere else; it waits if no GPU is free yet."""
     remote: Any = ray.remote  # its types do not know concurrency groups
     actor = remote(num_gpus=1, num_cpus=0, max_restarts=0, concurrency_groups={"control": 2})(TrainWorker)
     here = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -81,7 +81,7 @@ def start_worker(spec: JobSpec, node: str) -> Worker:
 
 
 async def release(worker: Worker) -> None:
-    """End a worker and come back when it is gone, and its GPU with it."""
+    """End a worker, and return when it and its GPU allocation are gone."""
     worker.preparing.cancel()
     ray.kill(worker.handle)
     killed = False
@@ -99,7 +99,7 @@ async def release(worker: Worker) -> None:
 
 
 class ServerActor(NamedTuple):
-    """One parameter server. up: ends once it answers, or with an error if it is gone."""
+    """One parameter server. up: task that ends once it answers, or with an error if it is gone."""
 
     node: str
     handle: Any
@@ -107,7 +107,8 @@ class ServerActor(NamedTuple):
 
 
 class ParameterServers:
-    """The parameter servers of a job, on the nodes of its plan; if it names none, all on the controller's `node`.
+    """The parameter servers of a job, on the nodes of its plan, or all on the controller's `node` if the plan names
+    none.
 
     A change takes two steps: `start_missing`, while the old ones serve, and `switch` once all are up.
     """
@@ -138,16 +139,16 @@ class ParameterServers:
         return plan.servers or self._own if self._own else ()
 
     def differ(self, plan: Plan) -> bool:
-        """True if others serve than the plan asks for."""
+        """True if the serving servers differ from the plan's."""
         return bool(self._serving) and Counter(self.nodes) != Counter(self.wanted(plan))
 
     def all_up(self, plan: Plan) -> bool:
-        """True if every server that the plan asks for serves, or could."""
+        """True if every server of the plan serves, or is ready to."""
         up = [server.node for server in self._starting if server.up.done() and server.up.exception() is None]
         return not Counter(self.wanted(plan)) - Counter([*self.nodes, *up])
 
     def ensure(self, plan: Plan) -> bool:
-        """Start servers if the job needs some and none serves. True if they are new: they hold no weights yet."""
+        """Start servers if the job needs some and none serves. True if they are new and hold no weights yet."""
         if self._serving or not self._own:
             return False
         self.drop_starting()
@@ -155,14 +156,14 @@ class ParameterServers:
         return True
 
     def start_missing(self, plan: Plan) -> None:
-        """Start the plan's missing servers while the old ones serve; release others that were being started."""
+        """Start the plan's missing servers while the old ones serve; release other starting servers."""
         *_, due = matched(self._serving, self.wanted(plan))
         kept, without, missing = matched(self._starting, due)
         _end(without)
         self._starting = [*kept, *(self._start(node, plan) for node in missing)]
 
     def failed(self) -> str:
-        """Why a server that was being started is gone; empty if none is. It is asked for again."""
+        """Reason why a starting server is gone, empty if none is. `start_missing` starts it again."""
         gone = [server for server in self._starting if server.up.done() and server.up.exception() is not None]
         self._starting = [server for server in self._starting if server not in gone]
         return f"a parameter server on node {gone[0].node[:8]} is gone: {gone[0].up.exception()}" if gone else ""
@@ -174,13 +175,13 @@ class ParameterServers:
         self._serving, self._starting = kept, []
 
     def drop_starting(self) -> None:
-        """Let go of servers that are being started."""
+        """Release starting servers."""
         _end(self._starting)
 
     def _start(self, node: str, plan: Plan) -> ServerActor:
         actor: Any = ray.remote(ParameterServer)
         here = NodeAffinitySchedulingStrategy(node, soft=False)
-        slots = int(bool(plan.servers))  # of a node that the plan names; next to the controller it takes none
+        slots = int(bool(plan.servers))  # on a node named by the plan; on the controller's node it takes none
         options = {"num_cpus": slots, "max_restarts": 0, "scheduling_strategy": here}
         handle = actor.options(**options, runtime_env=self._spec.runtime_env).remote(self._spec.asynchronous)
         up = asyncio.ensure_future(result_of(handle.alive.remote()))
@@ -188,13 +189,13 @@ class ParameterServers:
         return ServerActor(node, handle, up)
 
     async def end_group(self) -> None:
-        """End the present group, which wakes workers that wait there; if a server is gone, all of them are let go."""
+        """End the present group, which wakes its waiting workers. If a server is gone, all servers are released."""
         said = await settle(result_of(server.handle.end.remote(), WORKER_CALL_TIMEOUT_S) for server in self._serving)
         if any(isinstance(one, WorkerLostError) for one in said):
             self.kill()
 
     def kill(self) -> None:
-        """Let all servers go."""
+        """Release all servers."""
         _end(self._starting)
         _end(self._serving)
 

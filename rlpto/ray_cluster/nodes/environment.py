@@ -1,4 +1,4 @@
-"""Environment of Ray: variables of drivers and of nodes that we start, and signals of drivers."""
+"""Ray's environment: variables of drivers and of nodes that RLPTO starts, and signals of drivers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rlpto.io.errors import ClusterError
 VARIABLES: Mapping[str, str] = {
     # Nothing is sent anywhere.
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Messages of nodes about dead workers and nodes would land between the lines of a driver, which learns of them
-    # anyway: the filter of repeated lines takes all of them for such.
+    # Messages of nodes about dead workers and nodes would clutter a driver's output, which learns of them
+    # anyway: the filter of repeated lines is made to drop all of them.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Workers share the machine's cores, so more threads per worker would only make them wait for each other.
@@ -31,8 +31,8 @@ VARIABLES: Mapping[str, str] = {
     "RAY_prestart_worker_first_driver": "0",
     # On a busy machine Ray's own 30 s are short.
     "RAY_gcs_server_port_wait_time_s": "120",
-    # A dead node is noticed within about a second, a hung one within about eight: sooner, and nodes of a machine that
-    # is very busy are taken for hung, its head too.
+    # A dead node is noticed within about a second, a hung one within about eight. With shorter times, nodes of a
+    # very busy machine, even its head, would count as hung.
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1500",
     "RAY_health_check_failure_threshold": "4",
@@ -47,23 +47,23 @@ LOOPBACK = "127.0.0.1"
 TOKEN_FILE = "token"
 """File of a local cluster's folder with the token that Ray requires of every client."""
 AUTH_MODE, AUTH_TOKEN, AUTH_TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-"""Ray's settings of its authentication. The token itself takes precedence over the path of its file."""
+"""Ray's authentication settings. The token takes precedence over the path of its file."""
 INTERFACES = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-"""Variable with the network interface of workers; on a local cluster it is that of their node."""
+"""Variables with the network interface of workers; on a local cluster, the interface of their node."""
 EXTERNAL_ADDRESS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's setting whether 127.0.0.1 stands for the external address of this machine, at which a local cluster does not
-answer."""
+"""Ray's switch to use 127.0.0.1 as the external address of this machine; a local cluster does not listen on the real
+one."""
 
 
 @contextmanager
 def ray_environment(
     folder: Path | str | None = None, *, loopback: bool = False, more: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[None]:
-    """Inside, this process has the variables with which Ray is started or joined: `VARIABLES` where they are not set.
+    """Set the environment variables for starting or joining Ray while inside; `VARIABLES` are defaults for unset ones.
 
-    folder: of a local cluster (see `nodes.processes`), whose token and interface replace those that are set; None: a
-    cluster started by others, with the token of Ray's own variables, if there is one. loopback: that one, too, can be
-    reached from this machine only. Raises ClusterError if this process is connected to a cluster.
+    folder: folder of a local cluster (`nodes.processes`), whose token and interface replace the user's settings.
+    Default: a cluster started by others, with the token from Ray's own variables, if any. loopback: whether such a
+    cluster can be reached only from this machine. Raises ClusterError if this process is connected to a cluster.
     """
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         raise ClusterError("this process is connected to a Ray cluster already, expected none")
@@ -85,7 +85,7 @@ def ray_environment(
 
 
 HEAD_LOOK_S, HEAD_LOOKS = 1.0, 3
-"""Time between checks that the head listens, and refusals in a row after which it counts as gone."""
+"""Time between checks that the head listens, and consecutive refusals after which it counts as gone."""
 EXIT_WITHOUT_HEAD = 2
 """Exit status of a driver that has lost its head."""
 
@@ -125,11 +125,11 @@ def watch_head(address: str, on_lost: Callable[[], None], left: threading.Event)
 def driver(
     address: str, on_lost: Callable[[], None] = lambda: None, runtime_env: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
-    """Inside, this process is a driver of the cluster at `address`; yields its HOST:PORT. Raises what Ray raises.
+    """Be a driver of the cluster at `address` while inside; yields its HOST:PORT. Ray's exceptions pass through.
 
-    on_lost: called before this process ends because the head is gone. SIGTERM raises KeyboardInterrupt there, so that
-    the clean-up after Ctrl-C runs then too: Ray's own handler would end the process. runtime_env: Ray's, of all
-    processes that are started for this driver, and of those that they start.
+    on_lost: called before this process ends because the head is gone. SIGTERM raises KeyboardInterrupt, to run the same
+    clean-up as Ctrl-C; Ray's own handler would end the process. runtime_env: Ray's `runtime_env` of all processes
+    started for this driver, and of their children.
     """
     import ray
 
@@ -153,7 +153,7 @@ def _on_sigterm(handler: Any) -> None:
 
 
 def set_variables(values: Mapping[str, str | None]) -> None:
-    """Set variables of this process, which is connected to no cluster; None: not set."""
+    """Set variables of this process, which is connected to no cluster; the value None unsets a variable."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)

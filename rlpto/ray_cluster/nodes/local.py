@@ -1,4 +1,4 @@
-"""Ray nodes of this machine, which other machines cannot reach, and clusters of them that one process owns."""
+"""Local Ray nodes, which other machines cannot reach, and clusters of them that one process owns."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from rlpto.ray_cluster.nodes.processes import (
 )
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
-"""Shared memory of a node: for weights of small jobs, in the moment in which new workers fetch them."""
+"""Shared memory of a node, for the weights of small jobs while new workers fetch them."""
 CPU_SLOTS = 4
-"""CPU slots of a node. Workers take none: slots only decide how many tasks and processes start at once."""
+"""CPU slots of a node. Workers take none; slots only limit how many tasks and processes start at once."""
 REGISTER_TIMEOUT_S = 60.0
 """Longest wait, on an idle machine, for a node to join its cluster."""
 START_ATTEMPTS = 3
@@ -40,17 +40,18 @@ AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_lis
 """Ports of a node's agents, by the names of Ray's parameters. They are set, because a raylet that has to learn them
 from its agents waits 15 s for these to start and then aborts, which is too short on a busy machine."""
 WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
-"""Environment variable: path of a program that nodes run for each of their processes, with the arguments of Ray's own
-`default_worker.py`, in its place."""
+"""Environment variable with the path of a program that nodes run for each of their processes, in place of Ray's own
+`default_worker.py` and with its arguments."""
 Progress = Callable[[str], None]
-"""Called with each next step."""
+"""Called with a description of each next step."""
 
 
 class RayNode(compat.Node):
     """A node that listens on the loopback interface only, which Ray's own command line cannot do.
 
-    head_address: of the head (HOST:PORT) that it joins; None: it is one. port: of a head; 0: any. stays: its processes
-    outlive this one. Raises ClusterError if it does not join in time; it is gone then.
+    head_address: address of the head to join (HOST:PORT). Default: the node is a head. port: port of a head; 0 picks
+    any. stays: its processes outlive this one. Raises ClusterError if it does not join in time; its processes are ended
+    then.
     """
 
     def __init__(
@@ -95,11 +96,11 @@ class RayNode(compat.Node):
 
     @property
     def raylet(self) -> Any:
-        """The process of its raylet."""
+        """The process of the node's raylet."""
         return self.all_processes["raylet"][0].process
 
     def start_ray_processes(self) -> None:
-        """Start the raylet, and wait until it has joined: Ray's own wait, which follows, is too short."""
+        """Start the raylet and wait until it has joined, because Ray's own wait, which follows, is too short."""
         compat.note_agent_port(self)
         super().start_ray_processes()  # type: ignore[no-untyped-call]
         began = time.monotonic()
@@ -114,8 +115,8 @@ class RayNode(compat.Node):
 
 
 def start_node(head_address: str | None = None, **options: Any) -> RayNode:
-    """A `RayNode`. One that does not come up is started afresh, with other ports. Raises ClusterError in one line for
-    any exception of Ray."""
+    """Start a `RayNode`. If it does not come up, try again with other ports. Raises ClusterError in one line for any
+    exception of Ray."""
     for _ in range(START_ATTEMPTS - 1):
         with suppress(Exception):  # Ray raises nothing more specific
             return RayNode(head_address, **options)
@@ -127,7 +128,7 @@ def start_node(head_address: str | None = None, **options: Any) -> RayNode:
 
 
 def node_options(node: Node, cpus: int = CPU_SLOTS) -> dict[str, Any]:
-    """Options of a `RayNode` like a node of a configuration. cpus: CPU slots where it names none."""
+    """Options of a `RayNode` for a node of a configuration. cpus: CPU slots if the node gives none."""
     resources = {} if node.gpu == ONE_KIND else {f"{KIND_RESOURCE}{node.gpu}": 1.0}
     return {"gpus": node.gpus, "cpus": node.cpus or cpus, "resources": resources}
 
@@ -135,9 +136,9 @@ def node_options(node: Node, cpus: int = CPU_SLOTS) -> dict[str, Any]:
 def start_nodes(
     nodes: Sequence[dict[str, Any]], on_progress: Progress, *, cpus: int = CPU_SLOTS, port: int = 0, stays: bool = False
 ) -> Iterator[RayNode]:
-    """Start a head without GPUs, then the nodes that join it, and yield each. It needs their `ray_environment`.
+    """Start a head without GPUs, then the nodes that join it, and yield each. Needs the cluster's `ray_environment`.
 
-    nodes: options of each as of `RayNode`. cpus, port: of the head. stays: they outlive this process.
+    nodes: `RayNode` options of each node. cpus, port: options of the head. stays: the nodes outlive this process.
     """
     on_progress("starting the head of a local Ray cluster")
     head = start_node(cpus=cpus, port=port, stays=stays)
@@ -150,9 +151,9 @@ def start_nodes(
 class LocalCluster(ExitStack):
     """Starts a head without GPUs and one raylet for each of `nodes`, and connects this process to it.
 
-    nodes: with logical GPUs. cpus: CPU slots of each that names none, and of the head. folder: of the token, and of
-    Ray's sockets and logs. address: HOST:PORT. The cluster cannot be reached from another machine, or without its
-    token. With `close` all its processes and its folder are gone. Raises ClusterError if this process is connected to
+    nodes: nodes with logical GPUs. cpus: CPU slots of the head, and of nodes that give none. folder: holds the token,
+    and Ray's sockets and logs. address: HOST:PORT. The cluster cannot be reached from another machine, or without its
+    token. `close` ends all its processes and removes its folder. Raises ClusterError if this process is connected to
     Ray already, or a node does not start.
     """
 
@@ -178,17 +179,17 @@ class LocalCluster(ExitStack):
 
     @property
     def node_ids(self) -> tuple[str, ...]:
-        """Ray's ids of the nodes with GPUs that have not been taken away, in order of their start."""
+        """Ray's ids of the nodes with GPUs that have not been killed, in order of their start."""
         return tuple(self._nodes)
 
     def _keep(self, node: RayNode) -> RayNode:
-        """Note a node, which ends in an orderly way with the cluster."""
+        """Register a node; it is shut down in an orderly way with the cluster."""
         self.callback(node.kill_all_processes, check_alive=False, allow_graceful=True, wait=True)
         self._nodes[str(node.node_id)] = node
         return node
 
     def add_node(self, gpus: int, **labels: str) -> str:
-        """Start another node; returns its id once Ray knows it. labels: of Ray's own, by name."""
+        """Start another node, and return its id once Ray knows it. labels: Ray labels by name."""
         return str(self._keep(start_node(self.address, **node_options(Node(gpus), self._cpus), labels=labels)).node_id)
 
     def kill_node(self, node_id: str) -> None:

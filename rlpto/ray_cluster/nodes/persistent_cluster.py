@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine that stays up: `rlpto cluster up`, `status` and `down`.
 
-A state file names the cluster's folder before it is created, so that the next command finds the remains of a killed
-one. `down` ends only the processes of that folder.
+A state file names the cluster's folder before it is created. The next command thus finds the remains of a killed one.
+`down` ends only the processes of that folder.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ from rlpto.ray_cluster.nodes.processes import (
 )
 
 HEADLESS_TIMEOUT_S = 900
-"""Time that the nodes of a durable cluster wait for their head; Ray's own 60 s are too short for a manual
-restart."""
+"""Time that the nodes of a durable cluster wait for their head. Ray's own 60 s are too short for a manual restart."""
 ANSWER_TIMEOUT_S = 5.0
-"""Longest wait for a head to take a connection. One that is busy or stopped is not dead: only a refusal counts."""
+"""Longest wait for a head to accept a connection. A busy or suspended head is not dead: only a refusal counts."""
 WATCH_INTERVAL_S = 2.0
 """Time between checks for dead nodes."""
 NODE_RESOURCE = "rlpto_node_"
@@ -55,9 +54,9 @@ NODE_RESOURCE = "rlpto_node_"
 class StartedCluster:
     """A cluster started by `up`.
 
-    address: HOST:PORT of the head; empty while it starts or ends. folder: of the token, and of Ray's sockets and logs.
-    gpus: of each node. cpus: CPU slots of each node. durable: the head's state is on disk. mark: of the token, which
-    shows that the folder is this cluster's.
+    address: HOST:PORT of the head; empty while it starts or ends. folder: holds the token, and Ray's sockets and logs.
+    gpus: GPUs of each node. cpus: CPU slots of each node. durable: the head's state is on disk. mark: hash of the
+    token, which identifies the folder as this cluster's.
     """
 
     address: str
@@ -69,17 +68,17 @@ class StartedCluster:
 
     @property
     def alive(self) -> int:
-        """Number of its live processes, not counting the one that watches its nodes."""
+        """Number of its live processes, not counting the watcher of its nodes."""
         return sum(__name__ not in arguments_of(pid) for pid in of_folder(self.folder))
 
     @property
     def is_up(self) -> bool:
-        """Whether it was wholly started, and any of it is of use: only a durable one can go on with another head."""
+        """Whether it was fully started and is still usable. Only a durable cluster is usable without a head."""
         return bool(self.address and self.alive) and (self.durable or not refuses(self.address, ANSWER_TIMEOUT_S))
 
 
 def state_file() -> Path:
-    """Where this user's cluster is noted: in $RLPTO_STATE, or the place for state by the XDG convention."""
+    """File that records this user's cluster: $RLPTO_STATE, or a file in the XDG state folder."""
     named = os.environ.get("RLPTO_STATE")
     if named:
         return Path(named)
@@ -87,7 +86,8 @@ def state_file() -> Path:
 
 
 def noted_cluster() -> StartedCluster | None:
-    """The cluster of the state file, wholly started and alive or not. ClusterError if the file is broken."""
+    """The cluster of the state file, whether or not fully started and alive. Raises ClusterError if the file is
+    broken."""
     path = state_file()
     try:
         return TypeAdapter(StartedCluster).validate_json(path.read_bytes())
@@ -101,8 +101,8 @@ def noted_cluster() -> StartedCluster | None:
 
 
 def running_cluster() -> StartedCluster | None:
-    """The cluster that `up` has started, as long as any of it lives; one that is not durable only as long as its head
-    answers. ClusterError if the state file is broken."""
+    """The cluster started by `up`, as long as any of its processes lives; if it is not durable, only as long as its
+    head answers. Raises ClusterError if the state file is broken."""
     found = noted_cluster()
     return found if found is not None and found.is_up else None
 
@@ -115,11 +115,11 @@ def start_cluster(
 ) -> StartedCluster:
     """Start a head without GPUs and one node for each entry of `gpus`.
 
-    cpus: slots of each. durable: the head keeps its state on disk, so that it can be restarted under running jobs (see
-    `restart_head`); job controllers are on a node of their own then. Remains of a start or an end that was killed, and
-    of a cluster whose head has died, are ended first.
+    cpus: CPU slots of each node. durable: the head keeps its state on disk and can be restarted under running jobs
+    (`restart_head`); job controllers then have their own node. Remains of a killed start or end, and of a cluster whose
+    head has died, are ended first.
 
-    Raises ClusterError if there is one already, or Ray does not come up; nothing is left behind then.
+    Raises ClusterError if a cluster is up already, or if Ray does not come up; nothing is left behind then.
     """
     with _only_command():
         present = noted_cluster()
@@ -148,7 +148,7 @@ def start_cluster(
 
 
 def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = lambda _: None) -> None:
-    """Start the head of a durable cluster again after it has died; nodes, job controllers and jobs go on meanwhile.
+    """Restart the head of a durable cluster after it has died; nodes, job controllers and jobs continue meanwhile.
     Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up."""
     if not started.durable:
         raise ClusterError(
@@ -163,8 +163,8 @@ def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = l
 
 
 def stop_cluster() -> StartedCluster | None:
-    """End every process of the noted cluster, remove its folder, and forget it; returns it, None if there was none.
-    Raises ClusterError if the state file is broken, or another command is at work on the cluster."""
+    """End all processes of the recorded cluster, remove its folder, and forget it. Returns it, or None if there was
+    none. Raises ClusterError if the state file is broken, or another command is at work on the cluster."""
     with _only_command():
         found = noted_cluster()
         if found is not None:
@@ -174,7 +174,7 @@ def stop_cluster() -> StartedCluster | None:
 
 
 def _remove(started: StartedCluster) -> None:
-    """End a noted cluster. Raises ClusterError, and ends nothing, if the folder that is noted is not the cluster's."""
+    """End a recorded cluster. Raises ClusterError, and ends nothing, if the recorded folder is not the cluster's."""
     folder = Path(started.folder)
     with suppress(OSError):
         folder.rmdir()  # a start that was killed leaves it empty
@@ -185,10 +185,10 @@ def _remove(started: StartedCluster) -> None:
         )
     if started.address:
         with suppress(ClusterError):  # a full disk keeps no cluster alive
-            _note(replace(started, address=""))  # should this process be killed now, what is left is no cluster
+            _note(replace(started, address=""))  # if this process is killed now, the remains do not count as a cluster
     end_cluster(folder)
     state_file().unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)  # last: half a folder may lack the token that shows whose it is
+    shutil.rmtree(folder, ignore_errors=True)  # last, because a partly removed folder may lack the identifying token
 
 
 def _note(started: StartedCluster) -> None:
@@ -196,19 +196,19 @@ def _note(started: StartedCluster) -> None:
 
 
 def _only_command() -> AbstractContextManager[None]:
-    """While this process starts or ends the noted cluster, no other one does."""
+    """Lock out other commands while this process starts or ends the recorded cluster."""
     busy = "another `rlpto cluster` command is at work on the cluster: wait for its end, or end it"
     return alone_in(state_file().parent, busy, ClusterError)
 
 
 def missing_nodes(started: StartedCluster) -> list[int]:
-    """Numbers (from 1) of the nodes of a cluster that have no raylet: they were killed, or have died."""
+    """Numbers (from 1) of a cluster's nodes without a raylet, which was killed or has died."""
     raylets = " ".join(one for pid in of_folder(started.folder) for one in arguments_of(pid))
     return [number for number in range(1, len(started.gpus) + 1) if f"{NODE_RESOURCE}{number}," not in raylets]
 
 
 def _start_watch(started: StartedCluster) -> None:
-    """Start a process that starts nodes of the cluster again; it ends with the cluster."""
+    """Start a process that restarts dead nodes of the cluster; it ends with the cluster."""
     log = Path(started.folder, "watch.log")
     with started_for(started.folder), log.open("ab") as output:
         subprocess.Popen(
@@ -221,7 +221,7 @@ def _start_watch(started: StartedCluster) -> None:
 
 
 def watch_nodes(started: StartedCluster) -> None:
-    """Start nodes of a cluster again that have died, until its folder is gone. The head is not started again."""
+    """Restart dead nodes of a cluster until its folder is gone. The head is not restarted."""
     from rlpto.ray_cluster.nodes.local import start_node
 
     while is_folder_of(Path(started.folder), started.mark):
@@ -238,7 +238,7 @@ def watch_nodes(started: StartedCluster) -> None:
 
 
 def _options(started: StartedCluster, number: int) -> dict[str, Any]:
-    """Options of the node with this number (from 1), as of `RayNode`."""
+    """`RayNode` options of the node with this number (from 1)."""
     resources = {f"{NODE_RESOURCE}{number}": 1}
     return {"gpus": started.gpus[number - 1], "cpus": started.cpus, "resources": resources}
 
@@ -246,7 +246,8 @@ def _options(started: StartedCluster, number: int) -> dict[str, Any]:
 def _start_nodes(
     started: StartedCluster, nodes: Sequence[dict[str, Any]], port: int, on_progress: Callable[[str], None]
 ) -> str:
-    """Start the head of a cluster, and nodes, as `start_nodes` does; they outlive this process. The head's address."""
+    """Start the head of a cluster, and nodes, with `start_nodes`; they outlive this process. Returns the head's
+    address."""
     from rlpto.ray_cluster.nodes.local import start_nodes
 
     with _variables(started):
@@ -255,7 +256,7 @@ def _start_nodes(
 
 
 def _variables(started: StartedCluster) -> AbstractContextManager[None]:
-    """Inside, this process has the variables of a cluster's nodes. Those of a durable one: Ray's own fault tolerance of
+    """Set the variables of a cluster's nodes while inside. For a durable one they include Ray's own fault tolerance of
     the head without a second database (alpha in Ray 2.60)."""
     durable = {
         "RAY_gcs_storage": "rocksdb",

@@ -1,4 +1,4 @@
-"""Clusters of ours on this machine: their folders, with Ray's sockets, logs and token, and their processes.
+"""Local clusters started by RLPTO: their folders, with Ray's sockets, logs and token, and their processes.
 
 Processes are found by the folder, and ended by their ids; folders of dead clusters are removed.
 """
@@ -25,19 +25,19 @@ from rlpto.io.cores import cores
 from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
 
 NAME = re.compile(r"rl-([0-9a-f]+)-([0-9a-f]+)-\d+")
-"""Process that has made the folder, and its start time, so that a folder has a known owner from its creation.
+"""Folder name with the id and start time of the process that created it, which identifies its owner from the start.
 Names are short, because paths of sockets in it have at most 107 characters."""
 
 
 def unused_folder() -> Path:
-    """Path for the folder of a new cluster of this process. It is not made."""
+    """Path for the folder of a new cluster of this process. The folder is not created."""
     own = f"rl-{os.getpid():x}-{start_time(os.getpid()) or 0:x}"
     paths = (Path(tempfile.gettempdir(), f"{own}-{number}") for number in itertools.count())
     return next(path for path in paths if not path.exists())
 
 
 def make_folder(folder: Path, token: str | None = None) -> None:
-    """Make the folder of a new cluster, for this user alone, with its token in it; None: a new one."""
+    """Create the folder of a new cluster, for this user alone, with its token in it. token: Default: a new one."""
     folder.mkdir(mode=0o700)
     descriptor = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="ascii") as file:
@@ -45,12 +45,12 @@ def make_folder(folder: Path, token: str | None = None) -> None:
 
 
 def mark_of(token: str) -> str:
-    """Public mark of a token: it shows whether a folder belongs to the cluster with this token."""
+    """Public hash of a token, by which a folder is recognised as belonging to the cluster with this token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def is_folder_of(folder: Path, mark: str) -> bool:
-    """True if a folder was made here by this user for the cluster whose token has this mark."""
+    """True if this user created the folder here for the cluster whose token has this mark."""
     try:
         if not NAME.fullmatch(folder.name) or not stat.S_ISDIR(folder.lstat().st_mode):
             return False
@@ -71,8 +71,8 @@ def remove_dead_folders() -> None:
 
 
 def _answers(folder: Path) -> bool:
-    """True if a process listens on a socket in the folder: one of a container that shares the folder is not seen
-    otherwise."""
+    """True if a process listens on a socket in the folder. This also finds processes of a container that shares the
+    folder."""
     for path in folder.glob("ray/session_*/sockets/*"):
         with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
             probe.settimeout(1.0)
@@ -84,11 +84,11 @@ def _answers(folder: Path) -> bool:
 TERMINATE_TIMEOUT_S = 4.0
 """Time for processes to end on request before they are killed."""
 END_ROUNDS = 5
-"""Number of checks for further processes started by those that were ended."""
+"""Number of checks for more processes, started by processes that were ended."""
 
 
 def end_processes(family: Mapping[int, int]) -> None:
-    """End processes, given by id and start time: asked first, then killed; waits until they are gone."""
+    """End processes, given by id and start time. They are asked first, then killed. Returns when they are gone."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         for pid, ticks in family.items():
             with suppress(ProcessLookupError):  # it has ended
@@ -100,8 +100,8 @@ def end_processes(family: Mapping[int, int]) -> None:
 
 
 def end_cluster(folder: Path) -> None:
-    """End all processes of the cluster with a folder of ours, also those started meanwhile. Ray's own shutdown needs
-    the head, forgets nodes whose raylet was killed, and on a busy machine leaves agents behind."""
+    """End all processes of the cluster with this folder, including ones started meanwhile. Ray's own shutdown needs the
+    head, forgets nodes whose raylet was killed, and on a busy machine leaves agents behind."""
     for _ in range(END_ROUNDS):
         family = family_of(str(folder))
         if not family:
@@ -110,23 +110,23 @@ def end_cluster(folder: Path) -> None:
 
 
 def remove_cluster(folder: Path) -> None:
-    """End a cluster, as `end_cluster` does, and remove its folder."""
+    """End a cluster (`end_cluster`) and remove its folder."""
     end_cluster(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def family_of(folder: str) -> dict[int, int]:
-    """Id and start time of the processes of a cluster with this folder, and of all they have started."""
+    """Id and start time of the processes of a cluster with this folder, and of all their descendants."""
     return with_children(of_folder(folder))
 
 
 def head_family(folder: str) -> dict[int, int]:
-    """Id and start time of the processes of a cluster's head, and of all they have started; none of other nodes."""
+    """Id and start time of the processes of a cluster's head, without other nodes, and of all their descendants."""
     return with_children({pid for pid in of_folder(folder) if _is_of_head(arguments_of(pid))})
 
 
 def head_is_alive(folder: str) -> bool:
-    """True if the server of a cluster's head runs: the head's raylet and agents outlive it, and wait for another."""
+    """True if the server of a cluster's head runs. The head's raylet and agents outlive it and wait for another."""
     return any(first.endswith("gcs_server") for pid in head_family(folder) for first in arguments_of(pid)[:1])
 
 
@@ -136,7 +136,8 @@ def load_factor() -> float:
 
 
 def _is_of_head(arguments: list[str]) -> bool:
-    """The raylet of the head is started with `--head`; the others are programs that only a head has."""
+    """True if a process belongs to a head: its raylet runs with `--head`, the others are programs that only a head
+    has."""
     programs = ("gcs_server", "dashboard.py", "monitor.py")
     return "--head" in arguments or any(one.endswith(programs) and "log_monitor" not in one for one in arguments[:4])
 
@@ -161,12 +162,12 @@ def kill_titled(pid: int, title: str) -> None:
 
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""First and last of the system's ephemeral ports."""
+"""File with the first and last of the system's ephemeral ports."""
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports on which no process listens now. If possible they lie below the ephemeral ports: any of
-    those may be taken before the node listens on it. Ray needs half a minute to give up a node that cannot listen."""
+    """Return `count` different ports on which no process listens now, if possible below the ephemeral ports, any of
+    which may be taken before the node listens on it. Ray needs half a minute to give up a node that cannot listen."""
     lowest = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 0
     below = range(max(lowest - 10_000, 10_000), lowest)
     drawn = random.SystemRandom().sample(below, len(below))
@@ -183,14 +184,15 @@ def free_ports(count: int) -> list[int]:
 
 
 CLUSTER_VARIABLE = "RLPTO_CLUSTER_FOLDER"
-"""Environment variable with the folder of the cluster that a process was started for: all its descendants have it."""
+"""Environment variable with the folder of the cluster that a process was started for; all its descendants inherit
+it."""
 RAY_TITLE = "ray::"
-"""Prefixes of the process titles that Ray's agents and workers set."""
+"""Prefix of the process titles that Ray's agents and workers set."""
 
 
 @contextmanager
 def started_for(folder: str) -> Iterator[None]:
-    """Inside, processes that are started belong to the cluster with this folder."""
+    """Mark processes started while inside as belonging to the cluster with this folder."""
     before = os.environ.get(CLUSTER_VARIABLE)
     os.environ[CLUSTER_VARIABLE] = folder
     try:
@@ -203,9 +205,10 @@ def started_for(folder: str) -> Iterator[None]:
 
 
 def of_folder(folder: str) -> set[int]:
-    """Processes that were started for the cluster with this folder; one that only names it in an argument is none.
+    """Processes started for the cluster with this folder. Naming the folder in an argument does not count.
 
-    Ray's agents and workers overwrite their environment with their title: they are known by their open files there.
+    Ray's agents and workers overwrite their environment with their title; they are recognised by their open files in
+    the folder.
     """
     mark, inside = f"\0{CLUSTER_VARIABLE}={folder}\0".encode(), f"{folder}/"
     found = set()
@@ -227,7 +230,7 @@ def _files_of_titled(process: Path) -> Iterator[str]:
 
 
 def with_children(pids: Iterable[int]) -> dict[int, int]:
-    """Id and start time of processes, of those that they have started, and so on; never of this process."""
+    """Id and start time of processes and all their descendants, never of this process."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:

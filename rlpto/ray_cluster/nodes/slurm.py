@@ -1,4 +1,4 @@
-"""A batch script for Slurm: a Ray cluster on the nodes of a job, for as long as a command runs on the first of them."""
+"""Batch script for Slurm: a Ray cluster on the nodes of a job, for as long as a command runs on the first of them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ exec {command}
 def batch_script(
     command: Sequence[str], nodes: int, gpus: int, hours: float, *, logical: bool = False, more: Sequence[str] = ()
 ) -> str:
-    """The script that `sbatch` takes. Slurm ends Ray with the job: no process of others is looked for.
+    """Return a script for `sbatch`. Slurm ends Ray with the job; no other user's processes are touched.
 
-    command: what runs on the first node, with RAY_ADDRESS and a token of this cluster's own in its environment. gpus:
-    of each node. hours: time limit. logical: the GPUs are Ray's alone, for nodes without any. more: options of sbatch.
+    command: command to run on the first node, with RAY_ADDRESS and this cluster's own token in its environment. gpus:
+    GPUs of each node. hours: time limit. logical: GPUs exist only in Ray, for nodes without any. more: additional
+    options of sbatch.
     """
     asked = ["--job-name=rlpto", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", _LAST_CALL]
     asked += [f"--time={math.ceil(hours * 60)}", *([] if logical else [f"--gpus-per-node={gpus}"]), *more]

@@ -19,13 +19,13 @@ Batch = tuple[Tensor, ...]
 
 
 class TrainingProgram(ABC):
-    """A model, its optimizer, and data that are found by index.
+    """A model, its optimizer, and data accessed by index.
 
-    Options of a job are the keyword arguments of its class. Random numbers come from torch alone, whose generators
-    are seeded before every step: a step that is repeated, wherever that is, is repeated exactly. With a fixed batch
-    they do not depend on the number of workers either, within the limits of `worker.random_numbers`; a program
-    that draws none in its first step is assumed to draw none at all. Tensors are made on the CPU in single precision;
-    the trainer moves them.
+    Options of a job are the keyword arguments of its class. Random numbers must come from torch, whose generators are
+    seeded before every step; a repeated step is therefore reproduced exactly, on any worker. With a fixed batch they do
+    not depend on the number of workers either, within the limits of `worker.random_numbers`; a program that draws none
+    in its first step is assumed to draw none at all. Tensors are made on the CPU in single precision; the trainer moves
+    them.
     """
 
     data_size: int
@@ -33,11 +33,11 @@ class TrainingProgram(ABC):
     epoch = rank = 0
     """Passes over the data before the present step, and the number of this worker; set by the trainer."""
     trains_all = False
-    """Whether jobs have to train on all samples, rather than on the first of them."""
+    """Whether jobs must train on all samples. Otherwise they may use only the first ones."""
     on_nonfinite: OnNonfinite = "fail"
-    """What a loss or weights that are NaN or infinite do: fail ends the job, warn prints a line and goes on."""
+    """Effect of a loss or weights that are NaN or infinite: fail ends the job, warn prints a line and continues."""
     can_go_on = True
-    """False if its process can make no further step, after an exception in one."""
+    """False if its process cannot make another step after an exception."""
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -48,8 +48,8 @@ class TrainingProgram(ABC):
         """A new optimizer. With parameter servers it must treat every element alike (SGD, Adam, ...)."""
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:  # noqa: ARG002
-        """The scheduler of the learning rate, called after every step; None: a constant rate. steps: of the whole job
-        at its batch size."""
+        """Return the scheduler of the learning rate, called after every step. Default: a constant rate. steps: steps of
+        the whole job at its batch size."""
         return None
 
     @abstractmethod
@@ -58,7 +58,7 @@ class TrainingProgram(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean loss over the samples of a batch: a scalar. It must call `model` itself, not parts of it."""
+        """Mean loss over the samples of a batch, a scalar. It must call `model` itself, not parts of it."""
 
     @abstractmethod
     def validation(self) -> Sequence[Batch]:
@@ -66,11 +66,11 @@ class TrainingProgram(ABC):
 
     @abstractmethod
     def accuracy(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Share of a batch that the model gets right, 0 to 1: a scalar."""
+        """Share of a batch that the model predicts correctly, 0 to 1, a scalar."""
 
 
 class Classifier(TrainingProgram):
-    """A program whose data are labelled inputs in memory: what remains is the model and its optimizer.
+    """A program whose data are labelled inputs in memory. Subclasses add the model and its optimizer.
 
     inputs: [n, ...] float32. labels: [n] int64. `held_out` samples at the end are for validation.
     """

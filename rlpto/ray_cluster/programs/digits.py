@@ -29,7 +29,7 @@ class Digits(Classifier):
 
 
 def _read() -> NDArray[np.float32]:
-    """Rows of 64 pixels (0 to 16) and a label: the file that scikit-learn brings along.
+    """Rows of 64 pixels (0 to 16) and a label: the file included in scikit-learn.
 
     Its package is located but not imported, because the import takes longer than the rest of a worker's start.
     """
@@ -46,7 +46,7 @@ def _read() -> NDArray[np.float32]:
 class DigitsMlp(Digits):
     """A perceptron with one hidden layer and momentum SGD.
 
-    hidden: units of the hidden layer. learning_rate, momentum: of SGD.
+    hidden: units of the hidden layer. learning_rate, momentum: parameters of SGD.
     """
 
     def __init__(self, hidden: int = 64, learning_rate: float = 0.1, momentum: float = 0.9) -> None:
@@ -65,8 +65,8 @@ class DigitsMlp(Digits):
 class DigitsCnn(Digits):
     """Two convolutions, two linear layers, dropout, and Adam.
 
-    channels: of the first convolution; the second has twice as many. dropout: share of hidden units. learning_rate:
-    of Adam.
+    channels: channels of the first convolution; the second has twice as many. dropout: share of dropped hidden units.
+    learning_rate: learning rate of Adam.
     """
 
     def __init__(self, channels: int = 32, dropout: float = 0.25, learning_rate: float = 1e-3) -> None:

@@ -1,6 +1,7 @@
 """Training loops of users' own scripts as training programs: each step of a job is one turn of the script's loop.
 
-Script and trainer are two coroutines of one thread (greenlets): torch's modes, which belong to a thread, hold for both.
+Script and trainer are two coroutines (greenlets) of one thread, because torch's modes belong to a thread and must hold
+for both.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ MakeScheduler = Callable[[Optimizer, int], LRScheduler]
 
 
 class Samples(Protocol):
-    """Data that are found by index."""
+    """Dataset whose samples are accessed by index."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a turn of the loop works on. model: what the loss calls. rows: [n] int64, samples of this worker."""
+    """Input of one turn of the loop. model: model that the loss calls. rows: samples of this worker [n] int64."""
 
     model: nn.Module
     rows: Tensor
@@ -51,7 +52,7 @@ class Turn:
 
 @dataclass(eq=False)
 class Session:
-    """One training by a loop of the user's own, see `rlpto.elastic.session`. bare: the model as the user made it."""
+    """One training by a user's own loop (`rlpto.elastic.session`). bare: the model as the user made it."""
 
     bare: nn.Module
     optimizer: Optimizer
@@ -66,17 +67,18 @@ class Session:
     _watched: WeakSet[nn.Module] = field(default_factory=WeakSet)
 
     def begin(self, trainer: greenlet, first: Turn | None) -> None:
-        """The trainer has been started, and wants the loss of the first turn."""
+        """Start with the first turn, of which the trainer, now running, needs the loss."""
         self._trainer, self._turn = trainer, first
 
     @property
     def unfinished(self) -> bool:
-        """Whether there are turns left."""
+        """Whether any turns remain."""
         return self._turn is not None
 
     @property
     def model(self) -> nn.Module:
-        """The model to call in this turn: with several workers it averages gradients, and changes as they change."""
+        """The model to call in this turn. With several workers it averages gradients, and it changes when they
+        change."""
         model = self._present().model
         if model not in self._watched:
             self._watched.add(model)
@@ -93,22 +95,22 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """Number of this worker, from 0. The log has the output of all."""
+        """Number of this worker, from 0. The log has the output of all workers."""
         return self._latest().rank
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.bare.parameters()).device
 
     def batches(
         self, data: Samples | DataLoader[Any] | None = None, collate: Callable[[list[Any]], Any] = default_collate
     ) -> Iterator[Any]:
-        """This worker's part of the batch of every step until the job has all its epochs.
+        """Yield this worker's part of each step's batch until the job has all its epochs.
 
-        data: gives samples by index, which `collate` puts together; or a DataLoader: its dataset and `collate_fn` are
-        used; None: the batches are the indices, [n] int64 on the CPU. Tensors come on the model's
-        device. Raises JobError for data without indices, and for a turn without `step`.
+        data: a dataset accessed by index, whose samples `collate` combines, or a DataLoader, whose dataset and
+        `collate_fn` are used. Default: the batches are the indices, [n] int64 on the CPU. Tensors are moved to the
+        model's device. Raises JobError for data without indices, and for a turn without `step`.
         """
         if isinstance(data, DataLoader):
             collate, data = data.collate_fn, data.dataset
@@ -123,7 +125,8 @@ class Session:
                 raise JobError("a turn of the loop ended without job.step(loss): expected one call in every turn")
 
     def step(self, loss: Tensor) -> None:
-        """End this turn: gradients of the mean loss over the batch (a scalar), averaged over workers, and the update.
+        """End this turn: compute gradients of the batch's mean loss (a scalar), average them over workers, and update
+        the weights.
 
         Raises JobError for a second call in one turn, for a loss that is no scalar with gradients, if `job.model` was
         not called in the turn, and where the script has computed gradients itself.
@@ -151,7 +154,7 @@ class Session:
         return self._dealt
 
     def _placed(self, part: Any) -> Any:
-        """Tensors within tuples, lists and mappings, on the model's device, with as many digits as the model."""
+        """Move tensors within tuples, lists and mappings to the model's device, and floats to its precision."""
         if isinstance(part, Tensor):
             like = next(self.bare.parameters())
             return part.to(like.device, like.dtype) if part.is_floating_point() else part.to(like.device)
@@ -166,7 +169,7 @@ class Session:
 
 
 class LoopProgram(TrainingProgram):
-    """The program of a session. loop: the greenlet in which its loop runs."""
+    """The training program of a session. loop: greenlet that runs the script's loop."""
 
     trains_all = True
     _name = ""
@@ -176,22 +179,23 @@ class LoopProgram(TrainingProgram):
         self.data_size, self.on_nonfinite = session.data_size, session.on_nonfinite
 
     def model(self) -> nn.Module:
-        """That of the session."""
+        """The session's model."""
         return self._session.bare
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """That of the session. Raises JobError for parameters of another model, as parameter servers have them."""
+        """The session's optimizer. Raises JobError for parameters of another model, which parameter servers would
+        pass."""
         if {id(one) for one in parameters} != {id(one) for one in self._session.bare.parameters()}:
             raise JobError("a training loop of a script cannot use parameter servers: expected all_reduce")
         return self._session.optimizer
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
-        """That of the session, made now that the number of steps is known."""
+        """The session's scheduler, made when the number of steps is known."""
         make = self._session.make_scheduler
         return None if make is None else make(optimizer, steps)
 
     def batch(self, indices: Tensor) -> Batch:
-        """The indices themselves: the loop looks the samples up."""
+        """The indices themselves; the loop looks the samples up."""
         return (indices,)
 
     @property
@@ -200,7 +204,7 @@ class LoopProgram(TrainingProgram):
         return not self._loop.dead
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Let the loop make a turn. Raises JobError if it has ended."""
+        """Let the loop run one turn. Raises JobError if it has ended."""
         try:
             loss = None if self._loop.dead else self._loop.switch(Turn(model, batch[0], self.epoch, self.rank))
         except JobError as error:
@@ -210,11 +214,11 @@ class LoopProgram(TrainingProgram):
         return loss
 
     def validation(self) -> Sequence[Batch]:
-        """One batch that stands for all that the session evaluates, or none."""
+        """One placeholder batch if the session evaluates, else none."""
         return [] if self._session.evaluate is None else [(torch.zeros(1),)]
 
     def accuracy(self, model: nn.Module, batch: Batch) -> Tensor:  # noqa: ARG002
-        """What the session says, NaN for None. Raises JobError for what is no share."""
+        """The result of the session's `evaluate`, with NaN for None. Raises JobError if it is not in [0, 1]."""
         assert self._session.evaluate is not None
         found = self._session.evaluate(model)
         if found is None:
@@ -226,13 +230,13 @@ class LoopProgram(TrainingProgram):
 
 
 def line_of(error: BaseException, name: str) -> str:
-    """Where in the file `name` an exception was raised, or what raised it was called; empty: not from there."""
+    """Line of file `name` at which an exception was raised or passed through; empty if there is none."""
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == name]
     return f" ({name}, line {lines[-1]})" if lines and name else ""
 
 
 class ScriptLoop(greenlet):
-    """Runs a script for the greenlet that made it, the trainer's."""
+    """Runs a script on behalf of the trainer's greenlet, which created it."""
 
     entered = False
 
@@ -249,9 +253,9 @@ class ScriptLoop(greenlet):
 class Script(LoopProgram):
     """A user's script, which trains by a loop over `rlpto.elastic.session`.
 
-    source: its text. name: what it is called in tracebacks. arguments: of its command line. files: those that go with
-    it, as `rlpto.store.code_files` packs them. folder: where script and files are written, which is then the working
-    directory, and where modules are looked up first; empty: nowhere.
+    source: text of the script. name: its name in tracebacks. arguments: arguments of its command line. files:
+    accompanying files, packed by `rlpto.store.code_files`. folder: folder to which script and files are written; it
+    becomes the working directory and the first place to look up modules. Default: nothing is written.
     """
 
     def __init__(
@@ -273,13 +277,13 @@ class Script(LoopProgram):
         super().__init__(session, loop)
 
     def _run(self) -> None:
-        """Run the script as Python's command does, as the module `__main__`. Raises JobError for a syntax error, and if
-        it exits."""
+        """Run the script as module `__main__`, like the `python` command. Raises JobError for a syntax error, and if
+        the script exits."""
         linecache.cache[self._name] = (len(self._source), None, self._source.splitlines(True), self._name)
         code = compiled(self._source, self._name, JobError)
         module = ModuleType("__main__")
         module.__file__ = self._file
-        sys.modules["__main__"] = module  # where classes and functions of the script are looked up
+        sys.modules["__main__"] = module  # pickles look up classes and functions of the script there
         sys.argv = [self._name, *self._arguments]
         try:
             exec(code, module.__dict__)

@@ -1,4 +1,4 @@
-"""What the scheduler asks of Ray: nodes, job controllers, reports. Nothing here waits longer than asked."""
+"""Interface of the scheduler to Ray: nodes, job controllers, reports. No call waits longer than its timeout."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from rlpto.ray_cluster.scheduler.notices import watch_node
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node that is alive. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to jobs. address,
-    host: of its machine. spot: its owner may take it away."""
+    """A node that is alive. id: Ray's node id. gpus, cpus: GPUs of type `gpu`, and CPU slots, that it offers to jobs.
+    address, host: IP address and host name of its machine. spot: its owner may take it away."""
 
     id: str
     gpus: int
@@ -40,7 +40,7 @@ class NodeInfo:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> NodeInfo:
-        """From Ray's account of it."""
+        """Build from Ray's entry for the node."""
         resources, labels = entry["Resources"], entry["Labels"]
         return cls(
             entry["NodeID"],
@@ -54,49 +54,49 @@ class NodeInfo:
 
 
 class Backend(Protocol):
-    """Where controllers live: Ray, or a test's idea of it. announced: nodes that were announced to go when `nodes` was
-    called last, by id, and when: s of `time.time`; 0: soon. shown: takes the nodes that are alive and gives those that
-    count; None: all do."""
+    """Access to nodes and controllers: Ray, or a substitute in tests. announced: draining nodes at the last call of
+    `nodes`, by id, with the time they leave [s of `time.time`], or 0 if soon. shown: filter of the nodes that are
+    alive. Default: all count."""
 
     announced: Mapping[str, float]
     shown: Callable[[list[NodeInfo]], list[NodeInfo]] | None
 
     def nodes(self) -> list[NodeInfo]:
-        """Nodes with GPUs that are alive and not announced to go: jobs leave those in order, before they are gone."""
+        """Return the nodes with GPUs that are alive and not draining. Jobs leave a draining node before it is gone."""
 
     def drain(self, node: str, seconds: float) -> str:
-        """Announce that a node will go in `seconds`: what there is against that; empty: nothing."""
+        """Announce that a node leaves in `seconds`. Returns the reason if this is refused, else an empty string."""
 
     def request(self, gpus: int) -> None:
-        """Ask for this number of GPUs in all, where nodes come on demand; they come when they come."""
+        """Request this number of GPUs in total, if nodes come on demand. Does not wait for them."""
 
     def find(self) -> set[str]:
-        """Look for controllers of this session; returns their jobs. They answer from now on."""
+        """Find controllers of this session, and return their jobs. Their reports follow."""
 
     def start(self, spec: JobSpec, resume: bool) -> None:
-        """Start a job's controller. resume: go on from its newest checkpoint."""
+        """Start a job's controller. resume: continue from its newest checkpoint."""
 
     def command(self, command: Command) -> None:
         """Send a controller a command."""
 
     def reports(self, timeout: float) -> list[JobReport]:
-        """What controllers have said since, after at most `timeout` s of waiting for the first."""
+        """Return new reports, after waiting at most `timeout` s for the first one."""
 
     def end(self, job: str) -> None:
-        """Let a controller write a checkpoint, release everything, and end; it will be among `gone`."""
+        """Let a controller write a checkpoint, release everything, and end. `gone` will include it."""
 
     def end_all(self) -> None:
-        """End all controllers, and wait until they have."""
+        """End all controllers, and wait until they have ended."""
 
     def gone(self) -> dict[str, str]:
-        """Jobs whose controller has gone since this was last asked, and why; empty: it was ended."""
+        """Return jobs whose controller has gone since the last call, with the reason, empty if it was asked to end."""
 
 
 @dataclass
 class _Call:
-    """A call that waits for its answer. job: of the controller. number: of the call, counted up over all of them; a
-    controller takes its calls in their order. first: when it was made, on the monotonic clock; since: from when on the
-    controller may be taken to hang."""
+    """A call waiting for its answer. job: job of the controller. number: number of the call over all controllers; each
+    controller handles its calls in order. first: when the call was made [s, monotonic]. since: start of the time after
+    which the controller counts as hanging [s, monotonic]."""
 
     job: str
     number: int
@@ -106,8 +106,8 @@ class _Call:
 
 @dataclass
 class _Ending:
-    """A controller that ends. answer: to `stop`, or, once it was `killed`, to that; None: there is nothing to wait for.
-    by: when that takes too long, on the monotonic clock. reason: why it had to end."""
+    """A controller that is ending. answer: pending answer to `stop`, or to the kill if `killed`; None if there is
+    nothing to wait for. by: deadline [s, monotonic]. reason: why it had to end."""
 
     handle: Any
     answer: Any
@@ -120,9 +120,9 @@ class _Ending:
 class RayBackend:
     """Controllers of one session on the Ray cluster that this process is connected to.
 
-    period: s between two questions to the same controller. heartbeat_timeout: s after which one that leaves a call
-    unanswered is killed, so that the scheduler replaces it; one that has never answered has the time of a start.
-    notice_file: see `RaySettings`.
+    period: time between two report requests to the same controller [s]. heartbeat_timeout: time after which a
+    controller that leaves a call unanswered is killed, and then replaced by the scheduler [s]; before its first answer,
+    the start timeout applies. notice_file: file that announces the end of a node, from `RaySettings`.
     """
 
     session: str
@@ -140,7 +140,7 @@ class RayBackend:
     _calls: int = 0
 
     def nodes(self) -> list[NodeInfo]:
-        """Nodes with GPUs that are alive and not announced to go, in an order that stays."""
+        """Return the nodes with GPUs that are alive and not draining, in a stable order."""
         from rlpto.ray_cluster.compat import draining_nodes
 
         self.announced = {node: at / 1000 for node, at in draining_nodes().items()}
@@ -152,7 +152,7 @@ class RayBackend:
         return found
 
     def drain(self, node: str, seconds: float) -> str:
-        """Announce to Ray that a node will go in `seconds`: what Ray has against that; empty: nothing."""
+        """Announce to Ray that a node leaves in `seconds`. Returns the reason if Ray refuses, else an empty string."""
         import ray
 
         from rlpto.ray_cluster.compat import drain_node
@@ -163,13 +163,13 @@ class RayBackend:
             return f"Ray cannot drain the node: {error}"
 
     def request(self, gpus: int) -> None:
-        """Ask Ray's autoscaler for this number of GPUs in all; without one nothing happens."""
+        """Request this number of GPUs in total from Ray's autoscaler. Without an autoscaler, nothing happens."""
         from ray.autoscaler.sdk import request_resources
 
         request_resources(bundles=[{"GPU": 1}] * gpus)
 
     def find(self) -> set[str]:
-        """Look for controllers of this session by their names."""
+        """Find controllers of this session by their names."""
         self._handles = find_controllers(self.session)
         self._heard = set(self._handles)
         return set(self._handles)
@@ -182,7 +182,7 @@ class RayBackend:
         self._heard.discard(spec.id)
 
     def command(self, command: Command) -> None:
-        """Send a controller a command; its answer will be among the reports."""
+        """Send a controller a command; its answer arrives as a report."""
         handle = self._handles.get(command.job)
         if handle is not None:
             self._ask(command.job, handle.command.remote(command.generation, command.plan))
@@ -193,7 +193,8 @@ class RayBackend:
         self._asked[answer] = _Call(job, self._calls, now, now)
 
     def reports(self, timeout: float) -> list[JobReport]:
-        """Ask every controller that has not been asked lately, and take what answers there are."""
+        """Request a report from every controller not asked within `period`, and return the reports that have
+        arrived."""
         import ray
 
         now = time.monotonic()
@@ -215,7 +216,7 @@ class RayBackend:
         return [report for report in heard if report is not None]
 
     def _answer(self, answer: Any) -> JobReport | None:
-        """A controller's answer; None if it cannot answer now, or never will."""
+        """Return a controller's answer; None if it cannot answer now, or never will."""
         import ray
         from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 
@@ -238,8 +239,8 @@ class RayBackend:
         return replace(report, number=call.number) if isinstance(report, JobReport) else None
 
     def _end_silent(self) -> None:
-        """Kill controllers that have left a call unanswered for too long, but not those that are being (re)started:
-        on a busy machine they take longer to import what they need."""
+        """Kill controllers that have left a call unanswered for too long. Controllers being (re)started get more time:
+        on a busy machine, imports take long."""
         now = time.monotonic()
         for call in [call for call in self._asked.values() if now - call.since > self.heartbeat_timeout]:
             handle = self._handles.get(call.job)
@@ -256,7 +257,7 @@ class RayBackend:
                 call.since = now
 
     def _kill(self, job: str, reason: str) -> None:
-        """Kill a controller; it will be among `gone`."""
+        """Kill a controller; `gone` will include it."""
         handle = self._handles.pop(job, None)
         if handle is not None:
             self._ending[job] = _Ending(handle, None, 0.0, reason)
@@ -271,7 +272,7 @@ class RayBackend:
             self._gone[job] = ""
 
     def _see_to_endings(self) -> None:
-        """Remove controllers that have ended, or should have; they are gone once their names are free."""
+        """Remove controllers that have ended, and kill overdue ones. They are gone once their names are free."""
         import ray
 
         for job, ending in list(self._ending.items()):
@@ -290,12 +291,12 @@ class RayBackend:
                 self._gone[job] = ending.reason
 
     def gone(self) -> dict[str, str]:
-        """Jobs whose controller has gone since this was last asked, and why."""
+        """Return jobs whose controller has gone since the last call, with the reason."""
         gone, self._gone = self._gone, {}
         return gone
 
     def end_all(self) -> None:
-        """End all controllers, and wait until they have."""
+        """End all controllers, and wait until they have ended."""
         for job in list(self._handles):
             self.end(job)
         while self._ending:

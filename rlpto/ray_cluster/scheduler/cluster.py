@@ -31,24 +31,24 @@ from rlpto.ray_cluster.scheduler.session_rules import OrderSource, Reclass, Sess
 from rlpto.store.jobs import EXPECTED
 
 WRITE_INTERVAL_S = 1.0
-"""How often reports of controllers are written to the database, and observers called, if nothing happens in between."""
+"""Longest interval between database writes of controllers' reports, and between calls of observers."""
 
 
 class RayCluster(JobTracker):
-    """Runs `jobs` on the nodes that `backend` finds; the same `Cluster` as the simulator's, in wall-clock time.
+    """Runs `jobs` on the nodes that `backend` finds. Implements the simulator's `Cluster` interface in wall-clock time.
 
-    jobs, specs: sorted by submit time [s of the session]. database: if it is not empty, the session goes on: its
-    controllers are taken over, and jobs whose controller is gone go on from their checkpoints. source: where further
-    jobs and orders come from; with one, nothing that fails ends the session. observers: called about once a second, and
-    after every event and decision. reported: called with each report that is written, in the same transaction, and
-    whether it is the last of its job. possible: all nodes that there may be, where nodes are rented.
+    jobs, specs: sorted by submit time [s of the session]. database: if it is not empty, the session continues: running
+    controllers are taken over, and jobs without a controller resume from their checkpoints. source: source of later
+    jobs and orders; with a source, no failure of jobs or nodes ends the session. observers: called about once a second,
+    and after every event and decision. reported: called with each written report, in the same transaction, and whether
+    it is its job's last. possible: all nodes that may be rented.
 
-    wake_at: s; `advance` returns then at the latest. wants: gives the GPUs that Ray's autoscaler is asked for; None:
-    as many as jobs hold or ask for.
+    wake_at: latest return of `advance` [s]. wants: returns the GPUs to request from Ray's autoscaler. Default: as many
+    as jobs hold or ask for.
 
-    A job that keeps GPUs keeps them where they are; others span few nodes. One that is given fewer GPUs gives them up
-    before another one gets them (`rlpto.ray_cluster.scheduler.gpu_claims`): of `held_gpus`, which the decision in force
-    gives to jobs, some may still be on their way.
+    A job keeps its GPUs in place unless it loses some; new GPUs span few nodes. A shrinking job releases GPUs before
+    another job gets them (`rlpto.ray_cluster.scheduler.gpu_claims`). Some of `held_gpus`, the GPUs given by the
+    decision in force, may therefore not have arrived yet.
 
     Raises ClusterError if no node has GPUs, JobError for a job that wants more than all nodes have together; later
     ClusterError if all nodes are gone for too long, JobError once all jobs have failed.
@@ -91,7 +91,7 @@ class RayCluster(JobTracker):
             refuse_lost_database(database.path, specs, controllers)
         submitted = [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)]
         database.enter_jobs(submitted, growing=source is not None)
-        # Where no job trained no time passed: without controllers the session goes on from where it was left.
+        # Without controllers no job trained, so the session continues from the time it was left.
         self._clock = rules.clock(began if controllers else None, left)
         database.begin(self._clock.began)
         self.time = self._gpus_seen = left
@@ -99,7 +99,8 @@ class RayCluster(JobTracker):
         self._reopen(sorted(controllers))
 
     def _check_fit(self, shape: ClusterShape, on_demand: int) -> None:
-        """Raise JobError for a job that needs more than the cluster can ever give. on_demand: most GPUs that come."""
+        """Raise JobError for a job that needs more than the cluster can ever give. on_demand: most GPUs of nodes on
+        demand."""
         most = max(shape.most_gpus, on_demand)
         for job in self.jobs:
             if job.requested_gpus > most:
@@ -110,7 +111,7 @@ class RayCluster(JobTracker):
 
     @property
     def shape(self) -> ClusterShape:
-        """The nodes as they are now; what was up at some time and is missing is down."""
+        """The present nodes; capacity that was up before and is now missing counts as down."""
         return self._nodes.shape
 
     @property
@@ -125,7 +126,7 @@ class RayCluster(JobTracker):
 
     @property
     def gpus_asked(self) -> int:
-        """GPUs that Ray's autoscaler is asked for; 0 without one."""
+        """GPUs requested from Ray's autoscaler; 0 without one."""
         return 0 if self._requests is None else self._requests.asked
 
     @property
@@ -137,7 +138,7 @@ class RayCluster(JobTracker):
 
     @property
     def rescale_delay(self) -> FloatArray:
-        """[M] seconds without progress that a change of each job's GPUs is expected to cost."""
+        """Expected time without progress when a job's GPUs change [M, s]."""
         delay: FloatArray = self.tables.rescale_delay[self.store.type_index]
         return delay
 
@@ -152,14 +153,14 @@ class RayCluster(JobTracker):
         return ClusterState(self.time, table, self.shape, interval, placement=self.placement, notices=notices)
 
     def placement(self, index: IntArray) -> Placement:
-        """Where the plan in force puts active jobs, and what of it trains."""
+        """Places of active jobs by the plan in force, and the part that already trains."""
         ids = [self.ids[number] for number in index.tolist()]
         trains = [self.reports[job].training_on if job in self.reports else () for job in ids]
         left = self.columns.left_of_rescale(index, self.time)
         return known_placement(self._commands.claims.capacity, list(map(self.nodes_of, ids)), trains, left)
 
     def changes(self) -> AllocationChanges:
-        """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""
+        """All changes of the GPUs that controllers have reported, including before restarts of the scheduler."""
         rows = self.database.rows("SELECT job, time, gpus, accuracy FROM changes ORDER BY time, id")
         job = np.array([self._number[row[0]] for row in rows], dtype=np.int64)
         time, gpus, accuracy = np.array([row[1:] for row in rows], dtype=np.float64).reshape(-1, 3).T
@@ -168,14 +169,14 @@ class RayCluster(JobTracker):
     # what the scheduler does
 
     def deciding(self, policy: str, latency: float) -> None:
-        """Name of the policy whose allocation comes next, and the seconds it took, for the database."""
+        """Set the policy name and latency [s] of the next allocation, for the database."""
         self._policy = (policy, latency)
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
-        """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state.
+        """Carry out an allocation that `rlpto.core.queues.Queue.admit` has accepted for the present state.
 
-        It is in the database before any controller gets a command. Those that give GPUs up get theirs now, those that
-        take them as soon as there is room.
+        It is written to the database before any controller gets a command. Releasing commands are sent now, growing
+        ones as soon as there is room.
         """
         claims = self._commands.claims
         ids = [self.ids[number] for number in state.jobs.index.tolist()]
@@ -220,14 +221,14 @@ class RayCluster(JobTracker):
             if on_events and self._next < len(self.jobs):
                 ahead.append(self.jobs[self._next].submit_time - now)
             self._look(self._backend.reports(max(min(ahead), 0.0)), until=np.inf if on_events else due)
-        if self._written < self.time:  # what has passed belongs to this decision
+        if self._written < self.time:  # the elapsed interval belongs to this decision
             with self.database.transaction():
                 self._write_all()
         return self.columns.take(start, self.time)
 
     def close(self, keep: bool = False) -> None:
-        """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end. Raises
-        ClusterError if jobs are left and the disk is full: a scheduler that is stopped does not wait for room."""
+        """Leave the session. keep: controllers continue training; otherwise they write a checkpoint and end. Raises
+        ClusterError if jobs remain and the disk is full, because a stopping scheduler does not wait for room."""
         if not self.done:
             self.database.on_wait = None
         try:
@@ -239,7 +240,7 @@ class RayCluster(JobTracker):
                 self._backend.end_all()
 
     def take_tables(self, tables: SpeedTables) -> None:
-        """Speeds of further models are known, besides those of all present ones."""
+        """Replace the speed tables by ones that include more models."""
         self.tables = tables
         self.columns.take_tables(tables, self.jobs)
         self._work.take_tables(tables)
@@ -248,8 +249,8 @@ class RayCluster(JobTracker):
         self._take_beliefs()
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
-        """Forget jobs that have ended and whose controllers are gone: their ids. The others get new numbers. kept: ids
-        of jobs to remember. A policy that remembers jobs by their numbers has to be reset."""
+        """Forget ended jobs whose controllers are gone, and return their ids. Remaining jobs are renumbered. kept: ids
+        of jobs to remember. A policy that stores job numbers must be reset."""
         there = np.array([self._commands.has_controller(job) or job in kept for job in self.ids], dtype=np.bool_)
         ended = ~self.columns.active & (self.columns.held == 0) & ~there & (np.arange(len(self.ids)) < self._next)
         lost, left = tuple(self.ids[number] for number in np.flatnonzero(ended).tolist()), np.flatnonzero(~ended)
@@ -272,14 +273,14 @@ class RayCluster(JobTracker):
     # looking at the cluster
 
     def _look(self, heard: Iterable[JobReport], until: float) -> None:
-        """Take in everything that has happened since the last look. until: new jobs join only once it is that late;
-        infinity: whenever they are submitted."""
+        """Process everything since the last look. until: earliest time at which new jobs join; infinity lets them join
+        when submitted."""
         alive, heard = usable_nodes(self._backend.nodes(), self.tables.kinds), list(heard)
         gone = self._backend.gone()
         now = max(self._clock.now(), self.time)
         self.columns.pass_time(now - self.time)
         self._last_look, self.time = self.time, now
-        with self.database.transaction():  # others wait meanwhile: Ray has been asked before
+        with self.database.transaction():  # other writers wait meanwhile, hence Ray was asked before
             for seconds in self.database.take_waits():
                 self.database.event(now, "disk_full", value=seconds)
             self._look_at_nodes(alive)
@@ -304,7 +305,7 @@ class RayCluster(JobTracker):
             raise self._fatal
 
     def look_at_nodes(self) -> None:
-        """Take in which nodes there are now: some were just given back."""
+        """Update the nodes after some were given back."""
         alive = usable_nodes(self._backend.nodes(), self.tables.kinds)
         with self.database.transaction():
             self._look_at_nodes(alive)
@@ -325,7 +326,7 @@ class RayCluster(JobTracker):
             )
 
     def _take_in(self) -> None:
-        """Take in jobs and orders that have become known."""
+        """Take in new jobs and orders from the source."""
         if self._source is None:
             return
         if found := self._source.poll():
@@ -338,7 +339,7 @@ class RayCluster(JobTracker):
                 self._reclass(order.job, order.priority)
 
     def _append(self, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> None:
-        """Take in further jobs, with what their controllers need."""
+        """Append jobs with their controllers' specifications."""
         self.columns.append(jobs)
         self._specs.update((spec.id, spec) for spec in specs)
         self._renumber((*self.jobs, *jobs), (*self.ids, *(spec.id for spec in specs)))
@@ -348,7 +349,7 @@ class RayCluster(JobTracker):
         self._take_beliefs()
 
     def _count(self) -> None:
-        """GPUs and jobs as they stand now."""
+        """Update the counts of held GPUs and active jobs."""
         self.held_gpus = int(self.store.gpus.sum())
         self.active_jobs = int(np.count_nonzero(self.columns.active))
 
@@ -365,7 +366,7 @@ class RayCluster(JobTracker):
             observer(self)
 
     def _reopen(self, controllers: Sequence[str]) -> None:
-        """Take over the state in the database and the controllers, and look at the cluster for the first time."""
+        """Restore the state from the database and the controllers, then look at the cluster for the first time."""
         rows = self.database.jobs()
         counted = self.time if self.database.rows("SELECT 1 FROM decisions LIMIT 1") else -np.inf
         for number, row in enumerate(rows):
@@ -382,7 +383,7 @@ class RayCluster(JobTracker):
                 continue
             self._hold(self._number[job], ())
             self.database.event(left, "controller_lost", job)
-        for row in rows:  # of jobs that were over: they let go while no scheduler was there
+        for row in rows:  # ended jobs that released GPUs while no scheduler was running
             if row.gpus_held and row.id not in controllers:
                 self._hold(self._number[row.id], ())
         planned = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
@@ -396,7 +397,7 @@ class RayCluster(JobTracker):
         self._nodes.note_lost(left)
         heard = [*ended, *self._commands.first_reports(self._clock)]
         self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
-        if counted == left:  # the newest decision of the scheduler before has it
+        if counted == left:  # already counted in the previous scheduler's newest decision
             self.columns.take(left, self.time)
         if any(row.state not in EXPECTED for row in rows):
             passed = self._clock.now() - at

@@ -1,6 +1,6 @@
-"""Connecting to a Ray cluster that is there already, as its only scheduler, and whether the jobs' code is there too.
+"""Connecting to a running Ray cluster as its only scheduler, and checking that its nodes have the jobs' code.
 
-Two schedulers would give the same GPUs to jobs of both. Ray keeps the name of the one that is at work, and Ray
+Two schedulers would give the same GPUs to jobs of both. The present scheduler is therefore recorded in Ray, which also
 knows whether that process is still a driver, however it ended.
 """
 
@@ -36,12 +36,12 @@ from rlpto.ray_cluster.nodes.processes import load_factor
 from rlpto.ray_cluster.settings import ShipCode
 
 AUTO = "auto"
-"""The cluster of `rlpto cluster up` if it runs, else that of RAY_ADDRESS, else the one that this user's `ray start` has
-noted. Ray itself would also take a cluster of another user whose processes it finds here, and wait for it."""
+"""The cluster of `rlpto cluster up` if it runs, else of RAY_ADDRESS, else the one recorded by this user's `ray start`.
+Ray itself would also take another user's cluster whose processes it finds here, and wait for it."""
 REACH_TIMEOUT_S = 5.0
-"""Longest wait for a head to answer at all."""
+"""Longest wait for any answer of a head."""
 IMPORT_TIMEOUT_S, PROBE_TIMEOUT_S = 120.0, 20.0
-"""Longest wait of a quiet machine for workers to import all training programs, and for all nodes to name their
+"""Longest waits, on an idle machine, for workers to import all training programs and for all nodes to report their
 version."""
 
 
@@ -50,11 +50,11 @@ class Connection(ExitStack):
     HOST:PORT.
 
     The token of a protected cluster is taken from its folder if `rlpto cluster up` has started it, else from Ray's own
-    variables, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN, or from the file where Ray's commands keep this user's.
+    variables, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN, or from the file in which Ray's commands keep this user's token.
 
-    ship_code: whether this package's code goes along to the nodes; auto: where one of a cluster that `rlpto` has not
-    started lacks it. on_lost: called before this process ends because the head is gone. Raises ConfigError for text
-    that is no address; ClusterError if no cluster answers there, or one of another version or with another token.
+    ship_code: whether this package's code is sent to the nodes; auto sends it if a node lacks it and `rlpto` has not
+    started the cluster. on_lost: called before this process ends because the head is gone. Raises ConfigError for an
+    invalid address; ClusterError if no cluster answers, or if its version or token differs.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Connection(ExitStack):
             if not taken:
                 raise ClusterError(refused)
             ships = ship_code == "always"
-            if ship_code == "auto":  # what a driver ships is settled when it connects
+            if ship_code == "auto":  # a driver must decide to send code when it connects
                 with driver(address, on_lost):
                     ships = lacks_code()
             # Ray keeps the code, and each node unpacks it once. It matches names below the package, and "." for itself;
@@ -109,12 +109,12 @@ class Connection(ExitStack):
 
     @property
     def protected(self) -> bool:
-        """False if the cluster takes everyone who reaches it."""
+        """False if the cluster accepts everyone who reaches it."""
         return os.environ.get(AUTH_MODE, "").lower() == "token"
 
 
 def _usual_address() -> str:
-    """Address of the cluster that Ray's own commands of this user would take. Raises ClusterError if there is none."""
+    """Address of the cluster that Ray's own commands would use for this user. Raises ClusterError if there is none."""
     from rlpto.ray_cluster.compat import noted_address_file
 
     address = os.environ.get("RAY_ADDRESS", "")
@@ -131,8 +131,8 @@ def _usual_address() -> str:
 
 
 def _reach(address: str) -> bool:
-    """Find out within seconds whether a process listens, which takes Ray a minute: True if one does at a loopback
-    address of this machine, and none at the external one. Raises ConfigError for text that is no address."""
+    """Check within seconds whether a process listens, which takes Ray a minute. True if one listens on a loopback
+    address of this machine, but not on the external one. Raises ConfigError for an invalid address."""
     match = re.fullmatch(r"(\[?[\w.:-]+\]?):(\d{1,5})", address)
     if match is None or not 0 < int(match[2]) < 65_536:
         raise ConfigError(f"--address {address}: expected auto or HOST:PORT, such as 127.0.0.1:6379")
@@ -151,8 +151,8 @@ def _reach(address: str) -> bool:
 
 
 def lacks_code() -> bool:
-    """True if a node of the cluster that this process is connected to cannot import this version of the package. True
-    as well if there is no node with GPUs to ask: what those that come will have is not known."""
+    """True if a node of the connected cluster cannot import this version of the package, or if no node has GPUs: the
+    code of nodes that come later is unknown."""
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -169,8 +169,8 @@ def lacks_code() -> bool:
 
 
 def check_training(specs: Sequence[JobSpec]) -> None:
-    """Let a worker of the cluster import the training program of every job. Raises JobError for the first that cannot
-    be imported there. Takes no GPU, so that running jobs go on."""
+    """Import the training program of every job in a worker of the cluster. Raises JobError for the first that fails. No
+    GPU is used, and running jobs are not affected."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
@@ -188,7 +188,7 @@ def check_training(specs: Sequence[JobSpec]) -> None:
 
 
 def _import_problem(training: str) -> str:
-    """What is wrong with a training program on this machine; empty: nothing."""
+    """Describe why a training program cannot be imported on this machine; empty if it can."""
     import importlib
 
     module, _, name = training.partition(":")
@@ -200,15 +200,15 @@ def _import_problem(training: str) -> str:
 
 
 KEY_PREFIX, KEY_NAMESPACE = "scheduler:", b"rlpto"
-"""Keys of schedulers, each with the driver's id behind."""
+"""Prefix and namespace of schedulers' keys; the driver's id follows the prefix."""
 LEAVE_TIMEOUT_S = 2.0
 """Longest wait for Ray to notice that a scheduler has ended."""
 
 
 @dataclass(frozen=True)
 class SchedulerProcess:
-    """A scheduler of a cluster. folder: where its run is kept. driver: Ray's id of it. host, process: where it runs.
-    ended: it has said so itself."""
+    """A scheduler of a cluster. folder: folder of its run. driver: its driver id in Ray. host, process: host and
+    process id. ended: whether it has reported its own end."""
 
     folder: str
     driver: str
@@ -218,14 +218,14 @@ class SchedulerProcess:
 
     @property
     def alive(self) -> bool:
-        """True if it is connected to the cluster that this process is connected to."""
+        """True if it is connected to the same cluster as this process."""
         from rlpto.ray_cluster.compat import drivers
 
         return not self.ended and any(one["JobID"] == self.driver and not one["IsDead"] for one in drivers())
 
 
 def schedulers() -> list[SchedulerProcess]:
-    """Schedulers that the cluster has ever had to which this process is connected, the newest at the end."""
+    """All schedulers that the connected cluster has ever had, newest last."""
     from rlpto.ray_cluster.compat import values
 
     # Ray numbers drivers: the order of the keys is theirs.
@@ -234,8 +234,8 @@ def schedulers() -> list[SchedulerProcess]:
 
 @contextmanager
 def only_scheduler(folder: Path) -> Iterator[None]:
-    """This process is the scheduler of the cluster that it is connected to. folder: where its run is kept. Raises
-    ClusterError if another one is at work there, which does not notice."""
+    """Register this process as the scheduler of the connected cluster. folder: folder of its run. Raises ClusterError
+    if another scheduler is at work there; that one is not affected."""
     import ray
 
     from rlpto.ray_cluster.compat import drop_value, put_value
@@ -243,7 +243,7 @@ def only_scheduler(folder: Path) -> Iterator[None]:
     driver = str(ray.get_runtime_context().get_job_id())
     own = SchedulerProcess(str(folder.absolute()), driver, platform.node(), os.getpid())
     key, deadline = f"{KEY_PREFIX}{driver}", time.monotonic() + LEAVE_TIMEOUT_S
-    # Entered before it looks: of two that start at the same time none overlooks the other.
+    # Registered before it looks: two that start at the same time see each other.
     put_value(KEY_NAMESPACE, key, json.dumps(asdict(own)))
     while others := [other for other in schedulers() if other.driver != driver and other.alive]:
         if time.monotonic() > deadline:

@@ -1,16 +1,16 @@
-"""What is believed of a job that was never measured before: laws fitted to what it, or like ones, have reported.
+"""Speed, noise and accuracy estimates of jobs without a profile: fits to reports of the job and of similar jobs.
 
-Sizes that were seen have the speed that was measured; others that of a fit, with the same prior as simulated jobs have
-(`rlpto.knowledge.bayes_fit`), or by Pollux's rules (Qiao et al., OSDI 2021, section 4.1): perfect scaling until a job
-has trained with several numbers of workers, then a fit without a prior. Real jobs report whole steps, by number of
-nodes and of parameter servers: what of a step is synchronising is not known.
+A size that was seen has its measured speed. Other sizes get the speed of a fit, either with the same prior as for
+simulated jobs (`rlpto.knowledge.bayes_fit`), or by Pollux's rules (Qiao et al., OSDI 2021, section 4.1): perfect
+scaling until a job has trained with several numbers of workers, then a fit without a prior. Real jobs report whole
+steps, by number of nodes and of parameter servers; the synchronisation time within a step is not known.
 
-Before a job has trained at all, the `guess` in its program's settings stands in; where they say nothing of a step's
-time, the job looks short, as simulated ones do (`rlpto.knowledge.known.UNSEEN_HOURS`).
+Before a job has trained, the `guess` in its program's settings is used. If it gives no step time, the job looks short,
+like simulated jobs (`rlpto.knowledge.known.UNSEEN_HOURS`).
 
-What was seen on one kind of GPU says nothing of how a job scales on another: every kind has a fit of its own. A kind
-that a job has not trained on is projected from the first that it has, by the ratio of one GPU's throughputs, as
-simulated jobs do (`rlpto.simulator.online`) and Sia does (Jayaram Subramanya et al., SOSP 2023).
+Measurements on one GPU type say nothing about scaling on another, so each GPU type has its own fit. A GPU type on which
+a job has not trained is projected from the first one on which it has, by the ratio of single-GPU throughputs. Simulated
+jobs (`rlpto.simulator.online`) and Sia (Jayaram Subramanya et al., SOSP 2023) do the same.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.settings import ProgramSettings
 
 Ratio = Callable[[str, str, str], float]
-"""How many times as fast one GPU of a kind is as one of another, given the model, the kind and the other."""
+"""Ratio of single-GPU speeds of two GPU types, given the model, the first type and the second."""
 ENOUGH_STEPS = 5
 """Steps of a size before its speed counts as measured."""
 SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
-"""Relative changes of a speed, of the noise scale and of the epochs in the accuracy curve that call for a new fit."""
+"""Relative changes of a speed, of the noise scale and of the epochs in the accuracy curve that require a new fit."""
 SHAPE_EPOCHS = 4.0
-"""Epochs from which on an accuracy curve can be fitted to its points; until then the guess stands."""
+"""Epochs from which an accuracy curve can be fitted to its points; until then the guess is used."""
 
 
 class SpeedFit(NamedTuple):
-    """A law of throughput, and [SPANS, K] the standard deviation of the logarithm of its speed with 1 to K workers on
-    one node and on several; None: not known."""
+    """A throughput law, and the standard deviation of the logarithm of its speed with 1 to K workers on one node and on
+    several [SPANS, K], or None if unknown."""
 
     law: ThroughputLaw
     sigma: FloatArray | None = None
 
 
 Fit = Callable[[ProgramSettings, tuple[Measured, ...]], SpeedFit]
-"""As `estimated_throughput`, of a certain model."""
+"""Signature of `estimated_throughput` for a given model."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a job has reported so far. speeds: of every size with enough steps, on every kind of GPU. noise_scale:
+    """Evidence reported by a job so far. speeds: speed of each size with enough steps, on each GPU type. noise_scale:
     samples, NaN if unknown. accuracy: (epochs, accuracy) pairs."""
 
     speeds: tuple[Measured, ...] = ()
@@ -71,7 +71,7 @@ class Evidence:
 
 
 def evidence_of(report: JobReport) -> Evidence:
-    """What a report says about speed, noise and accuracy."""
+    """Extract speeds, noise scale and accuracies from a report."""
     speeds = tuple(size for size in report.throughput if size.count >= ENOUGH_STEPS and size.samples_per_second > 0)
     known = math.isfinite(report.noise_scale) and report.noise_scale > 0
     return Evidence(speeds, report.noise_scale if known else math.nan, report.accuracy_curve)
@@ -79,12 +79,12 @@ def evidence_of(report: JobReport) -> Evidence:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is believed of one job, or of like ones, and the evidence that it rests on.
+    """Estimate of one job, or of several similar ones, and the evidence behind it.
 
-    model: the job's. like: the same for jobs that share evidence. program: with the job's own batch size. profile: its
-    throughput is that on the first kind of GPU that the job has trained on. metric: of its speeds. fits: to its speed
-    on every kind that it has trained on, the first of them first. rate: epochs per second of the profile that are shown
-    at any size while nothing was measured; None: as the profile says.
+    model: the job's model. like: key shared by jobs that share evidence. program: settings with the job's own batch
+    size. profile: profile whose throughput is for the first GPU type on which the job has trained. metric: metric of
+    the speeds. fits: speed fit by GPU type; the first GPU type on which the job has trained comes first. rate: epochs
+    per second of the profile shown at any size while nothing is measured. Default: the profile's speed.
     """
 
     model: str
@@ -98,7 +98,7 @@ class Estimate:
     rate: float | None = None
 
     def after(self, newer: Evidence, fit: Fit) -> Estimate:
-        """What is believed after newer evidence; the very same object unless that says something notably new."""
+        """Return the estimate after newer evidence, or this same object if the evidence has not changed notably."""
         kept, profile, fits = self.evidence, self.profile, dict(self.fits)
         if newer.speeds and not same_speeds(kept.speeds, newer.speeds):
             for gpu, speeds in _by_kind(newer.speeds).items():
@@ -117,11 +117,11 @@ class Estimate:
 
     @property
     def sizes(self) -> int:
-        """Numbers of workers that the speeds rest on."""
+        """Number of distinct worker counts behind the speeds."""
         return len({size.workers for size in self.evidence.speeds})
 
     def sigma(self, most: int) -> FloatArray:
-        """[SPANS, most + 1] standard deviation of the logarithm of the speed with 0 to `most` workers."""
+        """Standard deviation of the logarithm of the speed with 0 to `most` workers [SPANS, most + 1]."""
         first = next(iter(self.fits.values()), None)
         found = np.full((SPANS, most + 1), LEVEL_SIGMA if first is None else 0.0)
         if first is not None and first.sigma is not None:
@@ -131,13 +131,14 @@ class Estimate:
 
     @property
     def type(self) -> JobType:
-        """The one type of job that the estimate is about."""
-        # With a batch for each worker, what a job does is what one that adapts its batch would.
+        """The job type of the estimate."""
+        # With a fixed batch per worker, a job behaves like one that adapts its batch.
         batch = self.program.batch_size if self.program.batch_rule == "fixed" else None
         return JobType(self.profile.name, batch, self.metric)
 
     def type_tables(self, kind: JobType, gpu: str, max_gpus: int, kinds: Mapping[str, int]) -> TypeTables:
-        """Speeds by size: as measured where they were, else by the model; on a kind without any, projected."""
+        """Return the speed of each size: measured if available, else fitted, or projected if this GPU type has no
+        fit."""
         seen = gpu if gpu in self.fits else next(iter(self.fits), gpu)
         profile = replace(self.profile, throughput=self.fits[seen].law) if self.fits else self.profile
         source = FittedProfiles({profile.name: profile})
@@ -156,7 +157,7 @@ class Estimate:
         return replace(found, rates=factor * rates, score=None if score is None else factor * score)
 
     def _measured_rate(self, size: Measured, exponent: float) -> FloatArray:
-        """[epochs] epochs per second at a size that was measured. exponent: of the efficiency, see `JobMetric`."""
+        """Epochs per second at a measured size [epochs]. exponent: exponent of the efficiency (`JobMetric`)."""
         base = self.program.batch_size
         batch = base * size.workers if self.program.batch_rule == "per_worker" else base
         useful = efficiency(self.profile.noise(np.arange(self.profile.epochs)), batch, base)
@@ -165,15 +166,15 @@ class Estimate:
 
 @dataclass
 class EstimateTables:
-    """The tables of estimates, which go by the names of their profiles: a source of them like profiles, that makes each
-    once. kinds: of GPU, and the size of the largest node of each."""
+    """Speed tables of estimates by profile name, each compiled once; replaces a source of profiles. kinds: size of the
+    largest node by GPU type."""
 
     kinds: Mapping[str, int]
     estimates: dict[str, Estimate] = field(default_factory=dict)
     _made: dict[tuple[JobType, str], TypeTables] = field(default_factory=dict)
 
     def take(self, estimates: Iterable[Estimate]) -> None:
-        """From now on these are the estimates."""
+        """Replace the estimates, and drop the tables of removed ones."""
         self.estimates = {estimate.profile.name: estimate for estimate in estimates}
         self._made = {key: made for key, made in self._made.items() if key[0].model in self.estimates}
 
@@ -187,7 +188,7 @@ class EstimateTables:
         return FittedProfiles({model: self.estimates[model].profile}).facts(model)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:  # noqa: ARG002
-        """The tables of an estimate's type on GPUs of a kind."""
+        """Return the tables of an estimate's job type on a GPU type."""
         key = job_type, gpu
         if key not in self._made:
             self._made[key] = self.estimates[job_type.model].type_tables(job_type, gpu, max_gpus, self.kinds)
@@ -197,7 +198,7 @@ class EstimateTables:
 def first_estimate(
     like: str, job: Job, spec: JobSpec, program: ProgramSettings, samples: float, epochs: int, ratio: Ratio
 ) -> Estimate:
-    """What is believed of a job that has not trained: its guess, and that it scales perfectly."""
+    """Return the estimate of a job that has not trained: its guess, with perfect scaling."""
     own = program.model_copy(update={"batch_size": spec.batch_size})
     alone = own.law((own.guess.step_seconds if own.pace is None else own.pace) / own.batch_size)
     guess, batch = own.guessed_profile(job.name), batch_limits(own, job.max_gpus)
@@ -206,7 +207,7 @@ def first_estimate(
 
 
 def _by_kind(speeds: Iterable[Measured]) -> dict[str, tuple[Measured, ...]]:
-    """Speeds by kind of GPU, those with most steps first."""
+    """Group speeds by GPU type; the type with most steps comes first."""
     found: dict[str, tuple[Measured, ...]] = {}
     for size in speeds:
         found[size.gpu] = (*found.get(size.gpu, ()), size)
@@ -223,7 +224,7 @@ def same_speeds(old: tuple[Measured, ...], new: tuple[Measured, ...]) -> bool:
 
 
 def _near(old: float, new: float, tolerance: float) -> bool:
-    """True if a number has hardly changed; false if it was not known."""
+    """True if a number has hardly changed; False if the old one was unknown."""
     return abs(new - old) <= tolerance * abs(old)
 
 
@@ -235,10 +236,10 @@ def _trained(evidence: Evidence) -> float:
 def estimated_throughput(
     program: ProgramSettings, speeds: tuple[Measured, ...], prior: ThroughputPrior | None, most: int
 ) -> SpeedFit:
-    """The law fitted to speeds of a program on one kind of GPU; most: workers of a job.
+    """Fit a law to speeds of a program on one GPU type. most: largest number of workers of a job.
 
-    Without a prior a single number of workers means perfect scaling from there. With parameter servers the law is
-    Optimus's, once the numbers of workers and servers that were seen determine it, and scaling is perfect before.
+    Without a prior, a single number of workers means perfect scaling from there. With parameter servers, Optimus's law
+    is used once the observed numbers of workers and servers determine it; before that, scaling is perfect.
     """
     smallest = min(speeds, key=lambda size: (size.workers, size.nodes))
     alone = smallest.samples_per_second / smallest.workers
@@ -248,7 +249,7 @@ def estimated_throughput(
         return _fit_with_prior(program, speeds, prior, most)
     if len({size.workers for size in speeds}) == 1:
         return SpeedFit(program.law(1.0 / alone))
-    if smallest.workers > 1:  # the fit needs to know what a single worker takes
+    if smallest.workers > 1:  # the fit needs the step time of a single worker
         speeds = (Measured(1, 1, alone, smallest.count), *speeds)
     return SpeedFit(fit_throughput(steps_of(program, speeds)))
 
@@ -256,12 +257,12 @@ def estimated_throughput(
 def _fit_with_prior(
     program: ProgramSettings, speeds: tuple[Measured, ...], prior: ThroughputPrior, most: int
 ) -> SpeedFit:
-    """As simulated jobs fit their speed, where of several workers whole steps alone are known."""
+    """Fit speeds as for simulated jobs, but from whole step times if there are several workers."""
     batch, fixed = float(program.batch_size), program.batch_rule == "fixed"
     sizes = np.array([(size.nodes, size.workers, size.samples_per_second) for size in speeds], dtype=np.float64)
     nodes, workers, speed = sizes.T
     local = batch / workers if fixed else np.full(len(workers), batch)
-    if program.pace is not None:  # steps are stretched in proportion to the samples: that is no guess
+    if program.pace is not None:  # steps are stretched in proportion to the samples, hence known
         perfect = program.law(program.pace / batch)
         assert isinstance(perfect, ThroughputParams)
         prior = replace(prior, mean=coordinates(perfect, batch))
@@ -274,20 +275,20 @@ def _fit_with_prior(
 
 
 def compile_fits(method: str) -> None:
-    """Fit one made-up speed by `method` (`knowledge.fit`), so that fits are compiled before a job's first report."""
+    """Compile fits by `method` (`knowledge.fit`) on one made-up speed, before a job's first report needs them."""
     program = ProgramSettings(training="any:Program", samples=1, epochs=1, batch_size=1)
     speeds = Measured(1, 1, 1.0, ENOUGH_STEPS), Measured(2, 1, 2.0, ENOUGH_STEPS)
     estimated_throughput(program, speeds, prior_without("") if method == "bayes" else None, 2)
 
 
 def estimated_curve(program: ProgramSettings, points: tuple[tuple[float, float], ...]) -> AccuracyCurve:
-    """The saturating curve closest to what was evaluated; it may yet rise to 1."""
+    """Fit a saturating curve to the evaluated accuracies; it may still rise to 1."""
     metric = Metric("validation accuracy", "share", program.guess.untrained)
     return fit_accuracy(by_epoch(program.training, points)[None], metric, headroom=1.0)[0]
 
 
 def _server_law(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ServerParams | None:
-    """Optimus's law fitted to speeds at the program's own batch; None where they do not determine it."""
+    """Fit Optimus's law to speeds at the program's own batch size; None if they do not determine it."""
     if program.batch_rule != "fixed":
         return None
     batch = program.batch_size

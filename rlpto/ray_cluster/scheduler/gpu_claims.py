@@ -1,11 +1,11 @@
-"""Who may use which GPU: plans, the commands that carry them out one after the other, and claims that never overlap.
+"""GPU claims of jobs, which never overlap: plans, and the sequence of commands that carries each of them out.
 
-A job's *claim* on a node is the most GPUs its controller may have there at this moment: of what it reported to hold, of
-the newest command it has confirmed, and of every command that has been sent since. A command goes out only if all
-claims together fit the node with it. CPU slots of parameter servers are claimed in the same way. Giving GPUs up never
-raises a claim, so such commands go out at once; growing waits until others have confirmed release. A change that does
-both is sent as two commands, first what stays, then the whole: every plan that fits is therefore carried out in the
-end, in any order jobs wait for each other.
+A job's *claim* on a node is the most GPUs its controller may have there now: the maximum over its last reported GPUs,
+the newest command it has confirmed, and all commands sent since. A command is sent only if all claims, with it, fit the
+node. CPU slots of parameter servers are claimed in the same way. A command that only releases GPUs never raises a claim
+and is sent at once. A growing job waits until others have confirmed their release. A change that does both is sent as
+two commands, first the part that stays, then the whole. Therefore every plan that fits is eventually carried out, in
+whatever order jobs wait for each other.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.store.jobs import ACTIVE, SessionJob
 
 COMMAND_REPEAT_INTERVAL_S = 2.0
-"""A command that has not been confirmed for so long is sent again: the controller may have been restarted."""
+"""Time after which an unconfirmed command is sent again, because the controller may have been restarted."""
 ATTACH_TIMEOUT_S = 5.0
-"""Longest wait of a restarted scheduler for the first word of the controllers it has found."""
+"""Longest wait of a restarted scheduler for first reports of the controllers it has found."""
 GPUS, SLOTS = "GPUs", "CPU slots"
 Claim = Counter[tuple[str, str]]
-"""Numbers of GPUs and CPU slots, by `GPUS` or `SLOTS` and node."""
+"""Numbers of GPUs and CPU slots, keyed by `GPUS` or `SLOTS` and the node."""
 
 
 def claim_of(plan: Plan) -> Claim:
-    """What the workers and parameter servers of a plan use."""
+    """GPUs and CPU slots that workers and parameter servers of a plan use."""
     return Counter([*((GPUS, node) for node in plan.nodes), *((SLOTS, node) for node in plan.servers)])
 
 
@@ -41,8 +41,8 @@ def claim_of(plan: Plan) -> Claim:
 class Entry:
     """One job in the claims.
 
-    planned: how it is to train in the end. steps: commands not sent yet, first to last. sent: commands sent, from the
-    newest confirmed one on. heard: the newest report.
+    planned: plan to reach. steps: unsent commands in order. sent: sent commands, from the newest confirmed one on.
+    heard: the newest report.
     """
 
     planned: Plan = field(default_factory=Plan)
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def claim(self) -> Claim:
-        """What the job may be using."""
+        """GPUs and CPU slots that the job may be using."""
         serving = self.heard.serving_on if any(command.plan.servers for command in self.sent) else ()
         claim = claim_of(Plan(self.heard.holding, None, serving))
         for command in self.sent:
@@ -66,7 +66,7 @@ class Entry:
 
 
 class GpuClaims:
-    """All jobs' entries. capacity, slots: GPUs and CPU slots by node id, of nodes that are alive."""
+    """Entries of all jobs. capacity, slots: GPUs and CPU slots of nodes that are alive, by node id."""
 
     def __init__(self, capacity: Mapping[str, int] | None = None, slots: Mapping[str, int] | None = None) -> None:
         self.capacity = dict(capacity or {})
@@ -74,14 +74,14 @@ class GpuClaims:
         self.entries: dict[str, Entry] = {}
 
     def entry(self, job: str) -> Entry:
-        """The entry of a job; a new one holds nothing."""
+        """Return a job's entry, creating an empty one if needed."""
         return self.entries.setdefault(job, Entry())
 
     def plan(self, targets: Mapping[str, Plan], next_generation: Callable[[], int]) -> list[Command]:
-        """Take over new plans of some jobs; the others' stand. Returns the commands this will take.
+        """Replace the plans of some jobs. Returns the commands that this takes.
 
-        next_generation: gives numbers, each larger than all before. Raises ClusterError, and changes nothing, if the
-        whole plan does not fit the nodes that are alive.
+        next_generation: returns numbers, each larger than all before. Raises ClusterError, without any change, if all
+        plans together do not fit the nodes that are alive.
         """
         whole = {job: entry.planned for job, entry in self.entries.items()} | dict(targets)
         wanted = Claim()
@@ -100,14 +100,14 @@ class GpuClaims:
         return steps
 
     def due(self) -> Iterator[Command]:
-        """Commands that may go out now, those that give GPUs up first; each counts as sent once it is handed over."""
+        """Commands that may be sent now, releasing ones first. Each counts as sent once it is yielded."""
         yield from self._due(giving=True)
         yield from self._due(giving=False)
 
     def _due(self, giving: bool) -> Iterator[Command]:
         for entry in self.entries.values():
             if len(entry.steps) > 1 and self.fits(entry.steps[-1]):
-                del entry.steps[:-1]  # there is room for old and new side by side: no need to stop in between
+                del entry.steps[:-1]  # old and new plan fit together: no intermediate step needed
             while entry.steps:
                 step = entry.steps[0]
                 gives = claim_of(step.plan) <= claim_of(entry.commanded)
@@ -117,7 +117,7 @@ class GpuClaims:
                 yield step
 
     def fits(self, command: Command) -> bool:
-        """True if no node is claimed beyond its GPUs and CPU slots once the command is sent."""
+        """True if all claims fit the nodes' GPUs and CPU slots after this command is sent."""
         wanted = claim_of(command.plan)
         claims = wanted | self.entry(command.job).claim
         for job, entry in self.entries.items():
@@ -129,7 +129,7 @@ class GpuClaims:
         return (self.capacity if what == GPUS else self.slots).get(node, 0)
 
     def reported(self, report: JobReport) -> bool:
-        """Take in what a controller says; False if something newer has been heard of it already."""
+        """Take in a controller's report. False if a newer one has already arrived."""
         entry = self.entry(report.job)
         if report.number < entry.heard.number:
             return False
@@ -140,26 +140,26 @@ class GpuClaims:
         return True
 
     def unconfirmed(self, job: str) -> Command | None:
-        """The newest command if the controller has not confirmed it."""
+        """The newest command, if the controller has not confirmed it."""
         entry = self.entry(job)
         return entry.sent[-1] if entry.sent and entry.heard.generation < entry.sent[-1].generation else None
 
     def rolled_back(self, job: str) -> bool:
-        """True if the controller has given up the growth that its newest command asks for."""
+        """True if the controller has abandoned the growth requested by its newest command."""
         entry = self.entry(job)
         return bool(entry.sent) and entry.sent[-1].generation == entry.heard.rolled_back
 
     def settled(self, job: str) -> bool:
-        """True if the plan for a job is wholly in force."""
+        """True if the plan of a job is fully in force."""
         entry = self.entry(job)
         return not entry.steps and (not entry.sent or entry.heard.applied >= entry.sent[-1].generation)
 
     def adopt(self, job: str, commands: Sequence[Command], unsent: Collection[int]) -> None:
-        """Take up a job after a restart of the scheduler, whose controller has gone on meanwhile.
+        """Take over a job whose controller has continued across a restart of the scheduler.
 
-        commands: from the newest one known to be in force on. unsent: generations of commands that were never sent.
-        What was sent may have been obeyed, so it is claimed until the controller says otherwise. What was planned and
-        not sent goes out once there is room, unless a later command has been sent in its place.
+        commands: commands from the newest one known to be in force. unsent: generations of commands that were never
+        sent. Sent commands may have been obeyed, so they are claimed until the controller reports otherwise. Unsent
+        commands are sent once there is room, unless a later command was sent.
         """
         sent = [command for command in commands if command.generation not in unsent]
         newest = sent[-1].generation if sent else 0
@@ -170,15 +170,16 @@ class GpuClaims:
         )
 
     def released(self, job: str) -> None:
-        """The job's controller is gone, and with it its workers: nothing of it is left."""
+        """Remove a job whose controller and workers are gone."""
         self.entries.pop(job, None)
 
     def add_node(self, node: str, gpus: int, slots: int = 0) -> None:
-        """A node has come up, with these numbers of GPUs and CPU slots."""
+        """Add a node with these numbers of GPUs and CPU slots."""
         self.capacity[node], self.slots[node] = gpus, slots
 
     def remove_nodes(self, nodes: Collection[str]) -> dict[str, Plan]:
-        """Nodes are gone. Returns what is left of the plans that had workers or servers there, still to be planned."""
+        """Remove nodes. Returns the remaining plans of jobs that had workers or servers there, which must still be
+        planned."""
         for node in nodes:
             self.capacity.pop(node, None)
             self.slots.pop(node, None)
@@ -191,16 +192,16 @@ class GpuClaims:
         return left
 
     def ended(self, job: str) -> None:
-        """The job needs nothing any more; what its controller holds it still claims, until it is `released`."""
+        """Clear the plan of an ended job. GPUs that its controller holds stay claimed until `released` is called."""
         entry = self.entry(job)
         entry.planned, entry.steps, entry.sent = Plan(), [], []
 
 
 def _steps(present: Plan, wanted: Plan) -> list[Plan]:
-    """The way from one plan to another: what stays, if anything is given up; then all, if anything is added.
+    """Split the change from one plan to another: first keep the part that stays, if anything is released; then add.
 
-    Nodes that stay keep their order, so that ranks do. Where nodes stay as they are, another batch size is one step.
-    Where no server stays where it is, all move in the last step: a job that trains has one at least.
+    Nodes that stay keep their order, and workers therefore their ranks. If no node changes, another batch size is one
+    step. If no server stays in place, all move in the last step, because a training job needs at least one.
     """
     stays, added = split_nodes(present.nodes, wanted.nodes)
     serve, join = split_nodes(present.servers, wanted.servers)
@@ -218,14 +219,14 @@ def _steps(present: Plan, wanted: Plan) -> list[Plan]:
 
 
 def split_nodes(present: Sequence[str], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Nodes of `present` that stay, and those of `wanted` that are added to them."""
+    """Split into nodes of `present` that stay, and nodes of `wanted` to add."""
     free = Counter(wanted)
     stays = [node for node in present if _take(free, node)]
     return stays, [node for node in wanted if _take(free, node)]
 
 
 def _take(left: Counter[str], node: str) -> bool:
-    """Take one of `left` if there is one."""
+    """Take one of `left` if any remains."""
     if left[node] <= 0:
         return False
     left[node] -= 1
@@ -233,8 +234,8 @@ def _take(left: Counter[str], node: str) -> bool:
 
 
 class CommandLog:
-    """Sends controllers the commands that were planned, in time and in order. claims: who may use which GPU. specs:
-    what each job's controller needs, by job."""
+    """Sends planned commands to controllers, in order and when claims permit. claims: GPU claims of jobs. specs:
+    controller specifications by job."""
 
     def __init__(
         self, backend: Backend, database: SessionDatabase, specs: Mapping[str, JobSpec], claims: GpuClaims
@@ -249,22 +250,22 @@ class CommandLog:
         self._over: list[str] = []
 
     def plan(self, targets: Mapping[str, Plan], time: float) -> None:
-        """Enter plans of jobs in the GPU claims and, before any command is sent, in the database."""
+        """Enter plans in the GPU claims and, before any command is sent, in the database."""
         self._database.plan(targets, self.claims.plan(targets, self._database.next_generation), time)
 
     def send_due(self, time: float) -> None:
-        """Send the commands that may be sent now, and those again that seem not to have arrived."""
-        while self._over:  # only now is it in the database that these jobs are over
+        """Send commands that are due, and repeat unconfirmed ones."""
+        while self._over:  # the database now records that these jobs have ended
             self._backend.end(self._over.pop())
         for command in list(self.claims.due()):
-            # In the database first: what may have been sent counts as sent.
+            # In the database first: a command that may have been sent counts as sent.
             self._database.commanded(command.generation, time)
             self._send(command, time)
-        # Thousands may wait, and need no command.
+        # Thousands of jobs may wait; they need no command.
         involved = [(job, entry) for job, entry in self.claims.entries.items() if entry.planned.nodes or entry.sent]
         for job, entry in involved:
             if entry.planned.nodes:
-                self._start(job)  # while others make room for its workers
+                self._start(job)  # while other jobs make room for its workers
             again = self.claims.unconfirmed(job)
             if again is not None and time >= self._sent_at.get(job, -np.inf) + COMMAND_REPEAT_INTERVAL_S:
                 self._send(again, time)
@@ -275,7 +276,7 @@ class CommandLog:
         self._backend.command(command)
 
     def _start(self, job: str) -> None:
-        """See to it that a job has a controller."""
+        """Start a job's controller if it has none."""
         if job not in self._there:
             self._there.add(job)
             self._database.set_job(job, launched=1)
@@ -283,12 +284,12 @@ class CommandLog:
             self._ever.add(job)
 
     def end(self, job: str) -> None:
-        """The job needs no controller any more."""
+        """Mark that a job needs no controller any more."""
         self.claims.ended(job)
         self._over.append(job)
 
     def gone(self, job: str) -> Plan:
-        """A job's controller is gone, and with it its workers. Returns the plan of the job."""
+        """Remove a job's controller that is gone with its workers. Returns the job's plan."""
         planned = self.claims.entry(job).planned
         self.claims.released(job)
         self._database.forget_commands(job)
@@ -300,15 +301,15 @@ class CommandLog:
         return job in self._there
 
     def forget(self, jobs: Collection[str]) -> None:
-        """These jobs have ended, and their controllers are gone."""
+        """Forget ended jobs whose controllers are gone."""
         for job in jobs:
             self.claims.released(job)
             self._sent_at.pop(job, None)
             self._ever.discard(job)
 
     def reopen(self, rows: Sequence[SessionJob], controllers: Collection[str]) -> list[str]:
-        """Take over what the database says, and the controllers that were found; those that are not needed are ended.
-        Returns jobs that had a controller which is gone; they go on from their checkpoints."""
+        """Restore state from the database and the controllers that were found; end unneeded controllers. Returns jobs
+        that have lost their controller and resume from their checkpoints."""
         active = [row.id for row in rows if row.state in ACTIVE]
         self._ever = {row.id for row in rows if row.launched}
         self._there = {job for job in active if job in controllers}
@@ -325,7 +326,7 @@ class CommandLog:
         return lost
 
     def first_reports(self, clock: Clock) -> list[JobReport]:
-        """Reports of every controller that there is after a restart, as far as they answer in time."""
+        """Wait for a first report from every controller after a restart, for a limited time."""
         heard, by = list[JobReport](), clock.now() + ATTACH_TIMEOUT_S
         while self._there - {report.job for report in heard} and clock.now() < by:
             heard += self._backend.reports(0.05)

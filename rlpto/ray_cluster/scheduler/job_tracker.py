@@ -1,4 +1,4 @@
-"""What becomes of the jobs of a session: reports of their controllers, in columns, GPU claims and database."""
+"""Progress of a session's jobs: controllers' reports, and their effects on columns, GPU claims and database."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from rlpto.ray_cluster.scheduler.session_database import CANCELLED, SessionDatab
 from rlpto.ray_cluster.scheduler.session_rules import Clock
 
 STARTS = "starts"
-"""Key of the fact with the seconds from the decision that gave a job its first GPUs to its first step, of the newest
-jobs that have started."""
+"""Database key of the seconds from the decision that gave a job its first GPUs to its first step, for the jobs that
+started last."""
 STARTS_KEPT = 20
 
 
 @dataclass(frozen=True)
 class PolicyKnowledge:
-    """What policies know of jobs. noise: errors of speeds, or None. estimates: learned from what jobs report, in place
-    of the tables; None: the tables. remaining, tail: work that is left, see `rlpto.knowledge.known`.
-    unseen_hours: that a job looks as if it had left on one GPU while nothing is known of its speed."""
+    """Knowledge of policies about jobs. noise: errors of speeds, or None. estimates: estimates learned from reports.
+    Default: the speed tables are used. remaining, tail: knowledge of remaining work (`rlpto.knowledge.known`).
+    unseen_hours: hours on one GPU that a job of unknown speed seems to need."""
 
     noise: EstimateNoise | None = None
     estimates: OnlineEstimates | None = None
@@ -48,8 +48,8 @@ class PolicyKnowledge:
 class JobTracker:
     """The jobs of a session by number and by id, as `RayCluster` and its users see them.
 
-    ids: of the jobs, in their order; `reports`, the newest of each, are by id. believed: tables that policies and
-    predictions go by. changed: something has happened since the last decision. Times are seconds of the session.
+    ids: ids of the jobs in order. reports: newest report of each job by id. believed: speed tables used by policies and
+    predictions. changed: whether something has happened since the last decision. Times are seconds of the session.
     """
 
     time: float
@@ -79,7 +79,7 @@ class JobTracker:
         self._left = None if knowledge.remaining == "declared" else self._work
         self._unseen_hours = knowledge.unseen_hours
         self._losses: dict[str, tuple[float, int]] = {}
-        self._improvements: list[tuple[str, float, float]] = []  # that are not in the database yet
+        self._improvements: list[tuple[str, float, float]] = []  # not in the database yet
         self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
         self._learned = False
         self._last_look = 0.0
@@ -92,11 +92,11 @@ class JobTracker:
         self._number = {job: number for number, job in enumerate(ids)}
 
     def spec_of(self, job: str) -> JobSpec:
-        """What the controller of a job needs."""
+        """Specification of a job's controller."""
         return self._specs[job]
 
     def nodes_of(self, job: str) -> Nodes:
-        """Ray's node id of each GPU that the plan gives to the job with this id."""
+        """Ray's node id of each GPU that the plan gives to a job."""
         return self._commands.claims.entry(job).planned.nodes
 
     def planned_by_node(self) -> Counter[str]:
@@ -104,16 +104,16 @@ class JobTracker:
         return Counter(node for entry in self._commands.claims.entries.values() for node in entry.planned.nodes)
 
     def claimed(self) -> set[str]:
-        """Ids of nodes of which controllers may hold GPUs or CPU slots, including nodes that are to go."""
+        """Ids of nodes whose GPUs or CPU slots controllers may hold, including draining nodes."""
         return {node for entry in self._commands.claims.entries.values() for _, node in entry.claim}
 
     def table_of(self, index: IntArray) -> JobTable:
-        """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
+        """The table of any jobs of the workload, including finished ones. Measured accuracies are used if available."""
         gpus_per_node, classes = self._nodes.shape.gpus_per_node, self.store.priority[index]
         return JobTable(self.store, self.believed, index, classes, gpus_per_node, self._noise, self._left)
 
     def _accuracy_at(self, index: IntArray, progress: FloatArray) -> FloatArray:
-        """[n] accuracy of jobs after `progress` epochs, as evaluated; NaN before a job was evaluated."""
+        """Accuracy of jobs after `progress` epochs, interpolated from evaluations [n]; NaN before a job's first one."""
         found = np.full(len(index), np.nan)
         first = self.tables.accuracy[self.store.type_index[index], 0]
         for at, job in enumerate(index.tolist()):
@@ -126,12 +126,12 @@ class JobTracker:
     # reports
 
     def _hear(self, report: JobReport) -> None:
-        """Take in a controller's report on its job."""
+        """Process a controller's report."""
         job, number = report.job, self._number.get(report.job)
         claims = self._commands.claims
-        if number is None or not claims.reported(report):  # it ended long ago, or newer news has come already
+        if number is None or not claims.reported(report):  # it ended long ago, or a newer report has arrived
             return
-        if not self.columns.active[number]:  # it has ended, and lets go
+        if not self.columns.active[number]:  # it has ended, and releases its GPUs
             self._hold(number, report.holding)
             return
         before = self.reports.get(job)
@@ -146,7 +146,7 @@ class JobTracker:
             self._learned = True
         if self.estimates is not None:
             self.estimates.heard(number, report)
-        if report.earlier:  # now: a newer report may come before the next ones are written
+        if report.earlier:  # now, because a newer report may replace this one before the next write
             self._write(number, report)
             self.reports[job] = report = replace(report, earlier=())
         if not report.ended:
@@ -157,14 +157,14 @@ class JobTracker:
         if before is None or report.applied > before.applied:
             self.database.applied(job, report.applied, at)
         self._note_events(at, before or JobReport(job), report)
-        if report.ended:  # before it lets go: it does not wait for GPUs again
+        if report.ended:  # before it releases GPUs: it does not wait again
             self._end(number, report)
             self._hold(number, report.holding)
         elif claims.rolled_back(job):
             self._roll_back(job, report)
 
     def _note_events(self, at: float, before: JobReport, report: JobReport) -> None:
-        """Enter pauses, recoveries and failures that are new in a report, as far as they were kept."""
+        """Record new pauses, recoveries and failures of a report, as far as the report still holds them."""
         job, pauses, recoveries = report.job, report.rescales - before.rescales, report.recoveries - before.recoveries
         for pause in report.pauses[-pauses:] if pauses > 0 else ():
             self.database.event(at, "rescale", job, value=pause, detail=f"{len(report.training_on)} workers")
@@ -174,11 +174,11 @@ class JobTracker:
             self.database.event(at, "fault", job, detail=report.failure)
 
     def reported_at(self, report: JobReport) -> float:
-        """When a report was made: after the last look, even where the clock of its machine has jumped."""
+        """When a report was made [s]; never before the last look, even if its machine's clock has jumped."""
         return min(max(self._clock.of(report.time), self._last_look), self.time)
 
     def _hold(self, number: int, holding: Nodes, before: JobReport | None = None) -> None:
-        """Note what a job's controller says it holds, if that is news. before: its previous report."""
+        """Record the GPUs that a job's controller holds, if changed. before: its previous report."""
         job = self.ids[number]
         if not self.columns.hold(number, len(holding), self.time):
             if before is not None and sorted(before.holding) != sorted(holding):
@@ -189,7 +189,7 @@ class JobTracker:
         self.database.set_job(job, start_time=None if np.isnan(started) else started)
 
     def _roll_back(self, job: str, report: JobReport) -> None:
-        """A job's growth did not come up: its plan is what trains, so that others may have the rest."""
+        """Reduce a job's plan to its training workers after its growth failed, which frees the other GPUs."""
         before = self._commands.claims.entry(job).planned
         after = replace(before, nodes=report.training_on, servers=report.serving_on if before.servers else ())
         self._commands.plan({job: after}, self.time)
@@ -199,12 +199,12 @@ class JobTracker:
         self.changed = True
 
     def _end(self, number: int, report: JobReport) -> None:
-        """A job has finished, or has failed for good."""
+        """End a job that has finished or failed for good."""
         job = self.ids[number]
         at = max(self.reported_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
-            self._learned = True  # others may be believed to be as long
+            self._learned = True  # may change the estimated length of other jobs
         else:
             self.columns.fail(number, at)
         self._write(number, report)
@@ -216,7 +216,7 @@ class JobTracker:
             self._fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
 
     def _controller_gone(self, job: str, reason: str) -> None:
-        """A controller does not exist any more, nor its workers: it was ended, or lost by a fault."""
+        """Handle a controller that is gone with its workers, either ended or lost by a fault."""
         planned = self._commands.gone(job)
         number = self._number.get(job)
         if number is None:
@@ -237,7 +237,7 @@ class JobTracker:
             self._commands.plan({job: planned}, self.time)
 
     def _nodes_down(self, nodes: Sequence[str]) -> None:
-        """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
+        """Remove nodes. Their jobs continue on their remaining GPUs, or wait if these are too few."""
         left = self._nodes.remove(nodes, self.time)
         after = remaining_plans(self._commands.claims, left, self._keeps)
         self._give(after)
@@ -245,13 +245,13 @@ class JobTracker:
         self.changed = True
 
     def _keeps(self, job: str, gpus: int) -> int:
-        """The largest size, up to a number of GPUs, that a job may have on the kind of GPU that it is on; 0: none."""
+        """Largest size up to `gpus` that a job may have on its present GPU type; 0 if none."""
         number, fit = self._number[job], self.believed.fit
         size = int(fit[self.store.believed_type[number], gpus]) if fit.size else gpus
         return size if size >= self.store.min_gpus[number] else 0
 
     def _let_in_until(self, time: float, least: int = 0) -> None:
-        """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""
+        """Let in jobs submitted by a time, and in any case the first `least` jobs."""
         while self._next < len(self.jobs) and (self._next < least or self.jobs[self._next].submit_time <= time):
             self.columns.let_in(self._next, self.time)
             self.database.let_in(self.ids[self._next], self.time)
@@ -259,7 +259,7 @@ class JobTracker:
             self.changed = True
 
     def _withdraw(self, job: str) -> None:
-        """End a job that its user has cancelled. One that has ended before that stays as it is."""
+        """Cancel a job, unless it has already ended."""
         number = self._number.get(job)
         if number is None or self.columns.failed[number] or self.columns.finished[number]:
             return
@@ -272,7 +272,7 @@ class JobTracker:
         self._commands.end(job)
 
     def _reclass(self, job: str, priority: int) -> None:
-        """Move a job to another priority class; it has risen by none there."""
+        """Move a job to another priority class, with its rise within the class reset."""
         number = self._number.get(job)
         if number is not None:
             moved = replace(self.jobs[number], priority=priority)
@@ -282,7 +282,7 @@ class JobTracker:
     # plans and beliefs
 
     def _give(self, targets: dict[str, Plan]) -> None:
-        """Plan how jobs are to train from now on, and count other workers as a change of what they have."""
+        """Plan jobs' training from now on, and count a change of workers as a rescale."""
         present = {job: self._commands.claims.entry(job).planned for job in targets}
         self._commands.plan(targets, self.time)
         for job, plan in targets.items():
@@ -292,7 +292,7 @@ class JobTracker:
                 self.database.set_job(job, rescales=int(self.store.rescales[number]))
 
     def _take_beliefs(self) -> None:
-        """Take over what is believed of each job now; by their estimates jobs are of other types, by number."""
+        """Update the tables that policies use: estimates if there are any, and measured start delays."""
         own, types = self.tables, self.store.type_index
         if self.estimates is not None:
             if len(unseen := self.estimates.unseen):
@@ -300,7 +300,7 @@ class JobTracker:
                 self.estimates.show_unseen(self._work(unseen) / (3600 * hours))
             own, types = self.estimates.tables, self.estimates.type_of
         self.believed = own
-        if self._starts:  # the median of the seconds that jobs have taken to start here, and of what the tables say
+        if self._starts:  # median of measured start times and the tables' delay
             seen = np.repeat(np.array(self._starts)[:, None], len(own.types), axis=1)
             self.believed = replace(own, rescale_delay=np.median(np.vstack([own.rescale_delay, seen]), axis=0))
         self.columns.delay[:] = self.believed.rescale_delay[types]
@@ -311,13 +311,13 @@ class JobTracker:
             self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
 
     def _take_types(self, index: IntArray, types: IntArray) -> None:
-        """From now on jobs number `index` [n] are believed to be of types [n], by their batch sizes."""
+        """Set the estimated types [n] of jobs `index` [n], given their batch sizes."""
         self.store.believed_type[index] = types
         if self.estimates is None:
             self.store.type_index[index] = types
 
     def _take_planned_types(self, planned: Mapping[str, Plan]) -> None:
-        """The types of jobs by the batch sizes of their plans, as far as the tables still have such sizes."""
+        """Set job types by the batch sizes of their plans, if the tables still have these sizes."""
         index = np.array([self._number[job] for job in planned], dtype=np.int64)
         sizes = np.array([plan.batch_size or 0 for plan in planned.values()], dtype=np.int64)
         servers = np.array([len(plan.servers) for plan in planned.values()], dtype=np.int64)
@@ -331,14 +331,14 @@ class JobTracker:
     # the database
 
     def _write_all(self) -> None:
-        """Bring the database up to date: jobs, and in the same transaction the sums that they are counted in."""
+        """Write all active jobs to the database, with the sums that count them, in one transaction."""
         trained = np.flatnonzero(self.columns.active & (self.store.progress > 0))
         self.columns.expect(trained, self.table_of(trained).final_accuracy, self.time)
         for number in np.flatnonzero(self.columns.active).tolist():
             report = self.reports.get(self.ids[number])
             if report is not None:
                 self._write(number, report)
-            elif self.columns.gained[number]:  # its controller is gone; all others have missed all they can gain
+            elif self.columns.gained[number]:  # its controller is gone; without a gain nothing needs writing
                 self.database.set_job(self.ids[number], **self.columns.kept_of(number))
         self.columns.write(self.database.followed)
         self.database.set_fact("beat", repr(self.time))

@@ -1,4 +1,4 @@
-"""What can be watched in TensorBoard while jobs run: reward, GPUs, and every job's progress."""
+"""Live curves for TensorBoard while jobs run: reward, GPUs, and every job's progress."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
 
 FLUSH_INTERVAL_S = 5.0
-"""How long a curve may lag behind."""
+"""Longest delay of a curve."""
 MAX_WAITING_BYTES = 1_000_000
-"""Most bytes of events that wait for a full disk; what comes after them is dropped."""
+"""Most bytes of events that wait while the disk is full; later events are dropped."""
 REPORTED = "loss", "accuracy", "progress", "samples_per_second", "noise_scale"
-"""Curves of a job that its reports give."""
+"""Curves of a job taken from its reports."""
 
 
 class LiveCurves:
-    """TensorBoard scalars of one session; the step of all of them is the second of the session.
+    """TensorBoard scalars of one session. Their step is the second of the session.
 
     ray_jobs/NAME/...: loss, accuracy, progress [epochs], GPUs held, samples_per_second, noise_scale. ray/...: GPUs up
-    and held, jobs active. ray_reward/...: the reward since this scheduler began, in all and in its parts. In
-    alphabetical order, as TensorBoard shows them, they come after the agents' eval/...
-    folder: of the events. weights: of the reward. say: called with one line when the disk refuses them.
+    and held, jobs active. ray_reward/...: the reward since this scheduler began, total and by part. TensorBoard sorts
+    by name and shows them after the agents' eval/... folder: folder of the events. weights: weights of the reward. say:
+    called with one line when the disk refuses events.
     """
 
     def __init__(self, folder: Path, weights: RewardWeights, say: Callable[[str], object] = say_on_stderr) -> None:
@@ -40,7 +40,7 @@ class LiveCurves:
         self._weights = weights
 
     def __call__(self, cluster: RayCluster) -> None:
-        """Note how things stand."""
+        """Add a point to each curve."""
         step = round(cluster.time)
         for number, (job, key) in enumerate(zip(cluster.jobs, cluster.ids, strict=True)):
             report = cluster.reports.get(key)
@@ -72,16 +72,16 @@ class LiveCurves:
         self._file.add(event.SerializeToString())
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending events."""
         self._file.flush()
 
 
 class EventFile:
-    """A new file of TensorBoard events in `folder`. Where the disk refuses them they wait, up to `MAX_WAITING_BYTES`,
-    and `say` is called once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then."""
+    """A new file of TensorBoard events in `folder`. If the disk refuses events, up to `MAX_WAITING_BYTES` of them wait
+    and `say` is called once; jobs are not disturbed. TensorBoard's own writer would end its thread."""
 
     def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
-        # Rather than torch's: a scheduler needs no torch, which takes seconds to import.
+        # Not torch's writer: torch takes seconds to import, and a scheduler does not need it.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -93,14 +93,14 @@ class EventFile:
         self.add(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def add(self, event: bytes) -> None:
-        """Append an event; it is in the file within `FLUSH_INTERVAL_S`, if there is room."""
+        """Append an event. It is written within `FLUSH_INTERVAL_S`, if there is room."""
         if self._waiting.tell() < MAX_WAITING_BYTES:
             self._records.write(event)
         if time.monotonic() >= self._flushed_at + FLUSH_INTERVAL_S:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits: all of it, or nothing."""
+        """Write all pending events, or none."""
         self._flushed_at = time.monotonic()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Files by which a cloud says on a node that it takes the node away: a task on each node waits for one.
+"""Termination notices: a task on each node waits for the file by which a cloud announces that it takes the node away.
 
-It imports little, since each node's idle process does so, too.
+This module imports little, because it runs in an idle process on each node.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 LOOK_S = 1.0
-"""Time between two looks for the file, and from its appearance until it is read: it may still be written then."""
+"""Time between two checks for the file, and from its appearance until it is read, as it may still be being written."""
 NOTICE_S = 120.0
-"""Notice, where the file does not say how long it is."""
+"""Notice period if the file does not give one."""
 
 
 @cache
 def watch_node(node: str, path: str) -> None:
-    """Start the task on a node, once in the life of this process, with which it ends. Where it fails, the node goes
-    without notice."""
+    """Start the task on a node, once in this process's life; the task ends with the process. If the task fails, the
+    node leaves without notice."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -31,7 +31,7 @@ def watch_node(node: str, path: str) -> None:
 
 
 def wait_for_notice(path: str) -> None:
-    """Wait for the file on this node, then announce to Ray that the node goes."""
+    """Wait for the file on this node, then announce to Ray that the node leaves."""
     import ray
 
     from rlpto.ray_cluster.compat import drain_node

@@ -1,4 +1,4 @@
-"""What policies believe of all jobs of a session that were never measured before."""
+"""Speed estimates of all jobs of a session that have no profile."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ POOLED_PROGRAMS = 1000
 
 
 class OnlineEstimates:
-    """What is believed of all jobs of a session; job i is of type `type_of[i]` [M] of `tables`.
+    """Estimates of all jobs of a session. Job i has type `type_of[i]` [M] of `tables`.
 
-    jobs, specs: in one order. programs: settings by model. profiles: tables of the jobs' profiles, whose samples an
-    epoch has, with the most GPUs of a job; what is believed while there are no jobs. kinds: of GPU, and the size of the
-    largest node of each. method: of the fits, see `rlpto.knowledge.known`. pooled: jobs of one program with the same
-    options and batch size share evidence of speed and noise; all that wait, thousands perhaps, are of one type then.
-    most_epochs: of a job's table, whose last epoch stands for those that follow; None: all.
+    jobs, specs: in the same order. programs: settings by model. profiles: speed tables of the jobs' profiles, used for
+    the samples of an epoch, for the most GPUs of a job, and as `tables` while there are no jobs. kinds: size of the
+    largest node by GPU type. method: fit method (`rlpto.knowledge.known`). pooled: jobs of one program with equal
+    options and batch size share evidence on speed and noise; the waiting ones, possibly thousands, then have one type.
+    most_epochs: epochs in a job's table, whose last one stands for all later ones. Default: all epochs.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class OnlineEstimates:
         self.append(jobs, specs, profiles)
 
     def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec], profiles: SpeedTables) -> None:
-        """Further jobs. profiles: tables of the profiles of all jobs."""
+        """Add jobs. profiles: tables of the profiles of all jobs."""
         self._profiles = profiles
         for job, spec in zip(jobs, specs, strict=True):
             program, own = self._programs[job.model], float(profiles.samples[profiles.type_index(job.type)])
@@ -88,7 +88,7 @@ class OnlineEstimates:
         self._compile()
 
     def keep(self, index: IntArray) -> None:
-        """Forget all jobs but those at `index` [n], which get the numbers 0 to n - 1."""
+        """Keep only the jobs at `index` [n], and renumber them from 0."""
         kept = index.tolist()
         self._estimates = [self._estimates[job] for job in kept]
         self._news = {new: self._news[job] for new, job in enumerate(kept) if job in self._news}
@@ -97,28 +97,28 @@ class OnlineEstimates:
         self._compile()
 
     def _named(self, estimate: Estimate) -> Estimate:
-        """The estimate under a name that no other one has: several may come from one."""
+        """Give the estimate a unique name, because several may derive from one."""
         self._made += 1
         return replace(estimate, profile=replace(estimate.profile, name=f"{self._made}"))
 
     def heard(self, job: int, report: JobReport) -> None:
-        """Take note of a report about job number `job`."""
+        """Collect the evidence of a report on job number `job`."""
         found = evidence_of(report)
-        if len(self._kinds) == 1:  # every GPU is of this kind, also where its node has another name for it
+        if len(self._kinds) == 1:  # every GPU counts as this type, even if its node names it differently
             speeds = tuple(replace(size, gpu=next(iter(self._kinds))) for size in found.speeds)
         else:
             speeds = tuple(size for size in found.speeds if size.gpu in self._kinds)
         self._news[job] = self._with_pool(self._estimates[job].like, replace(found, speeds=speeds))
 
     def _with_pool(self, like: str, own: Evidence) -> Evidence:
-        """Evidence of a job together with that of like jobs, which get its own."""
+        """Merge a job's evidence with the pool of similar jobs, and update the pool."""
         pool = self._pool.pop(like, Evidence())
         sizes = {(size.workers, size.nodes, size.servers, size.gpu): size for size in (*pool.speeds, *own.speeds)}
         noise = pool.noise_scale if math.isnan(own.noise_scale) else own.noise_scale
         speeds = tuple(sizes[size] for size in sorted(sizes))
         if self._pooled and not same_speeds(pool.speeds, speeds):
             self._grown[like] = None
-        self._pool[like] = Evidence(speeds, noise)  # at the end: the one that was heard of last
+        self._pool[like] = Evidence(speeds, noise)  # last in order, as the most recent
         if len(self._pool) > POOLED_PROGRAMS:
             lost = next(iter(self._pool))
             del self._pool[lost]
@@ -126,7 +126,8 @@ class OnlineEstimates:
         return Evidence(speeds, noise, own.accuracy)
 
     def _fit_of(self, estimate: Estimate) -> Fit:
-        """Fits that like jobs share, as long as what was measured has hardly changed: one may take half a second."""
+        """Return a fit function cached over similar jobs while measurements hardly change; a fit may take half a
+        second."""
         prior = prior_without(estimate.model) if self._method == "bayes" else None
 
         def fit(program: ProgramSettings, speeds: tuple[Measured, ...]) -> SpeedFit:
@@ -139,12 +140,12 @@ class OnlineEstimates:
 
     @property
     def unseen(self) -> IntArray:
-        """[n] jobs of whose speed nothing was measured, nor guessed."""
+        """Jobs whose speed is neither measured nor guessed [n]."""
         known = [bool(estimate.fits) or estimate.program.gives_speed for estimate in self._estimates]
         return np.flatnonzero(~np.array(known, dtype=np.bool_))
 
     def show_unseen(self, rates: FloatArray) -> None:
-        """Show jobs `unseen` [n] with rates [n], in epochs per second of their profiles, at every size."""
+        """Show jobs `unseen` [n] with these rates [n] at every size, in epochs per second of their profiles."""
         for job, rate in zip(self.unseen.tolist(), rates.tolist(), strict=True):
             estimate = self._estimates[job]
             if estimate.rate != rate:
@@ -153,8 +154,8 @@ class OnlineEstimates:
         self._compile()
 
     def learn(self) -> bool:
-        """Take in reports until one job needs a new fit, which may take some tenths of a second. True if that changed
-        anything; what is left waits for the next call."""
+        """Process reports until one job needs a new fit, which may take some tenths of a second. True if anything
+        changed. The remaining reports wait for the next call."""
         for job in list(self._news):
             before = self._estimates[job]
             after = before.after(self._news.pop(job), self._fit_of(before))
@@ -171,7 +172,8 @@ class OnlineEstimates:
         return False
 
     def _share(self, like: str) -> bool:
-        """Let all like jobs, those that wait too, know what some have reported; jobs of one type stay of one type."""
+        """Update all similar jobs, including waiting ones, with pooled evidence. Jobs of one type keep a common
+        type."""
         if like not in self._pool:
             return False
         afters: dict[int, Estimate] = {}
@@ -184,11 +186,11 @@ class OnlineEstimates:
         return bool(afters)
 
     def is_measured(self, job: int) -> bool:
-        """Whether the speed of a job, or of like ones, was measured."""
+        """Whether the speed of a job, or of similar ones, was measured."""
         return bool(self._estimates[job].evidence.speeds)
 
     def _compile(self) -> None:
-        """Bring `tables` and `type_of` up to date: each estimate is a type, with a variant for every kind of GPU."""
+        """Update `tables` and `type_of`: each estimate is a type, with a variant for each GPU type."""
         number: dict[str, int] = {}
         types = [number.setdefault(estimate.profile.name, len(number)) for estimate in self._estimates]
         self.type_of: IntArray = np.array(types, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Which nodes there are, what they offer to jobs, and where on them jobs are to train."""
+"""The nodes of a cluster, the resources they offer to jobs, and the placement of jobs on them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from rlpto.ray_cluster.settings import AutoscaleSettings
 from rlpto.store.status import nodes
 
 RENEW_S = 60.0
-"""Time after which the same number of GPUs is asked for again: a head that was restarted may have forgotten it."""
+"""Seconds after which an unchanged GPU request is repeated, because a restarted head may have forgotten it."""
 
 
 def usable_nodes(nodes: Iterable[NodeInfo], kinds: Sequence[str]) -> list[NodeInfo]:
-    """Nodes of kinds on which speeds are known; where the tables have one kind, all nodes count as of that."""
+    """Return nodes whose GPU type has known speeds. If the tables have a single GPU type, all nodes count as that
+    type."""
     alike = (node if len(kinds) > 1 else replace(node, gpu=kinds[0]) for node in nodes)
     return [node for node in alike if node.gpu in kinds]
 
 
 class NodeInventory:
-    """Nodes by their ids; none at first.
+    """Nodes by id, initially none.
 
-    claims: who may use what nodes offer. shape: the nodes as they are now, those that will go after those that are up;
-    what was up at some time and is missing is down. announced: nodes that will go, as `Backend.announced` has them.
-    possible: all nodes that there may be, where nodes are rented; missing ones are down.
+    claims: GPU claims of jobs on the nodes. shape: present nodes, draining ones last; capacity that was up before and
+    is now missing counts as down. announced: draining nodes, from `Backend.announced`. possible: all nodes that may be
+    rented; missing ones are down.
     """
 
     def __init__(self, database: SessionDatabase, possible: Sequence[Node] = ()) -> None:
@@ -47,31 +48,32 @@ class NodeInventory:
         self.shape = ClusterShape(Node(node.gpus, node.cpus, node.gpu, up=False) for node in possible)
 
     def with_all(self, nodes: Sequence[NodeInfo]) -> ClusterShape:
-        """The cluster with these nodes up, before any was taken in."""
+        """The cluster with these nodes up, before any node was added."""
         return shape_with(self.shape, [self.offered(node) for node in nodes])
 
     def offered(self, node: NodeInfo) -> Node:
-        """A node as policies see it."""
+        """Return a node as policies see it."""
         return Node(node.gpus, node.cpus, node.gpu)
 
     def kind_of(self, name: str) -> str | None:
-        """Kind of GPU of a node that was seen before, by its id; None of any other."""
+        """GPU type of a known node by its id; None if the node is unknown."""
         return self._known[name].gpu if name in self._known else None
 
     def leaves_in(self, wall: float) -> FloatArray:
-        """[N] seconds from `wall` [s of `time.time`] until nodes go, as announced; infinity: nothing is announced."""
+        """Seconds from `wall` [s of `time.time`] until each node leaves, as announced [N]; infinity without an
+        announcement."""
         left, first = np.full(len(self.shape), np.inf), len(self.claims.capacity)
         for number, node in enumerate(self._going, first):
             left[number] = max(self.announced.get(node, np.inf) - wall, 0.0)
         return left
 
     def missing(self, alive: Sequence[NodeInfo]) -> list[str]:
-        """Nodes of the claims that are not alive any more."""
+        """Return nodes of the claims that are no longer alive."""
         known = {node.id for node in alive}
         return [node for node in self.claims.capacity if node not in known]
 
     def take_in(self, alive: Sequence[NodeInfo], time: float) -> bool:
-        """Take over nodes that have come up by a time [s of the session]. True if there are such."""
+        """Add nodes that are up at a time [s of the session]. True if any is new."""
         new = [node for node in alive if node.id not in self.claims.capacity]
         for node in new:
             self._known[node.id] = node
@@ -82,7 +84,7 @@ class NodeInventory:
         return bool(new)
 
     def remove(self, nodes: Sequence[str], time: float) -> dict[str, Plan]:
-        """Nodes are gone. Returns what is left of the plans that had workers or servers there."""
+        """Remove nodes, and return the remaining plans of jobs that had workers or servers there."""
         for node in nodes:
             gpus = self._known[node].gpus if node in self._known else 0
             self._database.node_down(node, gpus, time, self.announced.get(node) or None)
@@ -91,13 +93,13 @@ class NodeInventory:
         return left
 
     def note_lost(self, time: float) -> None:
-        """Note those that were up when a scheduler was last there, and have gone since."""
+        """Record nodes that were up under the previous scheduler and have gone since."""
         for node in nodes(self._database):
             if node.alive and node.id not in self.claims.capacity:
                 self._database.node_down(node.id, node.gpus, time, self.announced.get(node.id) or None)
 
     def _reshape(self) -> None:
-        """Take over which nodes are up."""
+        """Recompute the shape from the nodes that are up or draining."""
         self._going = tuple(node for node in self.announced if node in self._known and node not in self.claims.capacity)
         there = (*self.claims.capacity, *self._going)
         nodes = [replace(self.offered(self._known[node]), up=node in self.claims.capacity) for node in there]
@@ -105,15 +107,16 @@ class NodeInventory:
 
 
 class GpuRequests:
-    """Asks Ray's autoscaler for as many GPUs as are wanted, `most_gpus` at most, and for fewer once that has held for
-    `idle_seconds`: its nodes come and go like all others. request: takes the number of GPUs in all. asked: GPUs."""
+    """Requests GPUs from Ray's autoscaler: as many as jobs want, at most `most_gpus`. A lower request is sent after
+    demand has been lower for `idle_seconds`. Nodes then come and go like all others. request: called with the total
+    number of GPUs. asked: GPUs last requested."""
 
     def __init__(self, settings: AutoscaleSettings, request: Callable[[int], None]) -> None:
         self._settings, self._request = settings, request
         self.asked, self._needed, self._renewed = 0, -math.inf, -math.inf
 
     def want(self, gpus: int, now: float) -> None:
-        """gpus: that jobs hold or wait for at `now` [s]."""
+        """Update the request. gpus: GPUs that jobs hold or wait for at `now` [s]."""
         gpus = min(gpus, self._settings.most_gpus)
         if gpus >= self.asked:
             self._needed = now
@@ -127,11 +130,11 @@ class GpuRequests:
 def place(
     gpus: Mapping[str, int], present: Mapping[str, Sequence[str]], wanted: Mapping[str, int]
 ) -> dict[str, list[str]]:
-    """New places of the jobs of `wanted` (number of GPUs of each), by node id; only those that change are returned.
+    """Place the jobs of `wanted` (number of GPUs of each). Returns node ids of jobs whose place changes.
 
-    gpus: of every node. present: nodes that each job is on by the present plan, one entry for each GPU. All of `wanted`
-    together must fit. Jobs shrink first, emptying the nodes with fewest of their GPUs, of those the ones they came to
-    last and may not train on yet; then jobs grow, those that want most GPUs first, on few nodes (`core.placement`).
+    gpus: GPUs of each node. present: nodes of each job by the present plan, one entry for each GPU. All of `wanted`
+    together must fit. Jobs shrink first and leave the nodes where they have fewest GPUs; among these, the ones added
+    last, on which they may not train yet. Then jobs grow, largest first, on few nodes (`core.placement`).
     """
     names = list(gpus)
     number = {name: at for at, name in enumerate(names)}
@@ -160,8 +163,8 @@ def place(
 def place_as_chosen(
     gpus: Iterable[str], present: Mapping[str, Sequence[str]], chosen: Mapping[str, IntArray]
 ) -> dict[str, list[str]]:
-    """New places of jobs whose GPUs on every node [N or more] a policy has chosen, by node id; those that change. gpus:
-    node ids in the order of their numbers. Workers that stay keep their order, so that ranks do."""
+    """Place jobs by the GPUs per node that a policy has chosen [N or more]. Returns node ids of jobs whose place
+    changes. gpus: node ids in numerical order. Workers that stay keep their order, and therefore their ranks."""
     names, placed = list(gpus), {}
     for job, row in chosen.items():
         now = present.get(job, ())
@@ -172,17 +175,17 @@ def place_as_chosen(
 
 
 def _grouped(nodes: list[int], room: int) -> IntArray:
-    """Node numbers in order of their first, equal ones side by side, as the placement functions expect them."""
+    """Sort node numbers by first occurrence, with equal ones adjacent, as the placement functions expect them."""
     return np.array(sorted(nodes, key=nodes.index), dtype=np.int64) if nodes else np.zeros(max(room, 1), dtype=np.int64)
 
 
 def known_placement(
     alive: Iterable[str], planned: Sequence[Sequence[str]], trains: Sequence[Sequence[str]], left: FloatArray
 ) -> Placement:
-    """Places of jobs by the present plan, and how much of that trains by now.
+    """Places of jobs by the present plan, and the part of each job that already trains.
 
-    alive: node ids in the order of their numbers. planned, trains: for each job the node ids of the workers it is to
-    have, and of those that train. left: [n] seconds until the others do.
+    alive: node ids in numerical order. planned, trains: for each job, the node ids of its planned workers and of its
+    training workers. left: seconds until the other workers train [n].
     """
     number = {name: at for at, name in enumerate(alive)}
     kept = [Counter(now) & Counter(wanted) for now, wanted in zip(trains, planned, strict=True)]
@@ -202,10 +205,10 @@ def known_placement(
 def place_servers(
     slots: Mapping[str, int], present: Mapping[str, Sequence[str]], wanted: Mapping[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """Places of the parameter servers of the jobs of `wanted` (number of servers of each), by node id.
+    """Place the parameter servers of the jobs of `wanted` (number of servers of each). Returns node ids.
 
-    slots: CPU slots of every node. present: where they are now. Servers that stay keep their nodes; those that were
-    added last go first; others go to the node with most free slots. A job gets fewer where there are no more slots.
+    slots: CPU slots of each node. present: current places. Servers that stay keep their nodes, and the last added leave
+    first. New servers go to the node with most free slots. A job gets fewer servers if no slots are free.
     """
     placed = {job: [node for node in present.get(job, ()) if node in slots][:count] for job, count in wanted.items()}
     free = dict(slots)
@@ -221,8 +224,8 @@ def place_servers(
 
 
 def shape_with(before: ClusterShape, present: Sequence[Node]) -> ClusterShape:
-    """The cluster with these nodes, up or down. Capacity of a kind is the most that was up at once: what is missing is
-    down."""
+    """Return the cluster with these nodes, up or down. Capacity of a GPU type is the most that was ever up at once;
+    missing capacity counts as down."""
     nodes = list(present)
     for kind in dict.fromkeys(node.gpu for node in (*before, *nodes)):
         known = [node.gpus for node in before if node.gpu == kind]
@@ -235,7 +238,7 @@ def shape_with(before: ClusterShape, present: Sequence[Node]) -> ClusterShape:
 
 
 def allocated_plans(claims: GpuClaims, present: Mapping[str, Plan], allocation: Allocation) -> dict[str, Plan]:
-    """Plans of jobs by an allocation. present: theirs in force, by job, in the allocation's order."""
+    """Turn an allocation into plans of jobs. present: plans in force by job, in the allocation's order."""
     ids, nothing = list(present), np.zeros_like(allocation.gpus)
     nodes = {job: plan.nodes for job, plan in present.items()}
     if allocation.placement is None:
@@ -253,8 +256,8 @@ def allocated_plans(claims: GpuClaims, present: Mapping[str, Plan], allocation: 
 
 
 def remaining_plans(claims: GpuClaims, left: Mapping[str, Plan], keeps: Callable[[str, int], int]) -> dict[str, Plan]:
-    """Plans of jobs that have lost nodes: to go on with what is left, or to wait if that is less than they need. left:
-    what is left of their plans, by job. keeps: how many of a number of GPUs a job can go on with, 0: with none."""
+    """Plan jobs that have lost nodes: they continue on their remaining GPUs, or wait if these are too few. left:
+    remaining plan by job. keeps: number of GPUs, out of a given number, on which a job can continue; 0 if none."""
     planned = {job: claims.entry(job).planned.servers for job in claims.entries}
     served = place_servers(claims.slots, planned, {job: len(planned[job]) for job in left})
     after = {}

@@ -1,4 +1,4 @@
-"""Rented nodes of a real cluster: what a provisioner sees of them, and how they are asked for and given back."""
+"""Rented nodes of a real cluster: the provisioner's view of them, and renting and returning nodes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 
 HOUR = 3600.0
 DRAIN_S = 120.0
-"""Seconds that jobs have to leave a node that is given back, before it ends."""
+"""Seconds that jobs have to leave a returned node before it ends."""
 
 
 class RealNodes:
-    """The rented nodes of a real cluster; see `rlpto.provisioning.control.RentingCluster`.
+    """The rented nodes of a real cluster, as `rlpto.provisioning.control.RentingCluster` defines them.
 
-    shape: all nodes that there may be. rental: asks for them; None: Ray's autoscaler does, which the cluster tells how
-    many GPUs are wanted. What it was asked for and is not there counts as booting. tick: seconds between decisions.
+    shape: all possible nodes. rental: starts and ends nodes. Default: Ray's autoscaler, which receives the number of
+    wanted GPUs from the cluster; requested GPUs that are not up count as booting. tick: time between decisions [s].
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class RealNodes:
         return self._cluster.time
 
     def _group(self, kind: str) -> int:
-        """The first group with a kind of GPU; 0 where there is none."""
+        """Number of the first group with a GPU type; 0 if there is none."""
         return self._kinds.index(kind) if kind in self._kinds else 0
 
     def rent(self, nodes: IntArray) -> None:
-        """Ask for nodes, or give some back, which jobs leave at once."""
+        """Rent nodes, or return some, which jobs leave at once."""
         self._cluster.wake_at = self.next_rent = (math.floor(self.time / self._tick + 1e-9) + 1) * self._tick
         if self._rental is not None:
             self._rental.rent(nodes, self._cluster)
             self._cluster.look_at_nodes()
 
     def look_at_nodes(self) -> AnyArray:
-        """[G] LOOK, as `rlpto.simulator.renting.look_at_nodes` has it. On Ray's autoscaler, a job with fewer GPUs than
-        it asks for waits for the others."""
+        """Return [G] LOOK like `rlpto.simulator.renting.look_at_nodes`. With Ray's autoscaler, a job with fewer GPUs
+        than it asks for counts as waiting for the others."""
         cluster, seen, rental = self._cluster, np.zeros(len(self._kinds), dtype=LOOK), self._rental
         held, store = cluster.planned_by_node(), cluster.store
         for name, node in zip(cluster.node_ids, cluster.shape, strict=False):
@@ -76,12 +76,12 @@ class RealNodes:
             row["largest"] = max(row["largest"], missing[job])
         if rental is not None:
             rental.see_booting(seen)
-        else:  # nobody says for how long
+        else:  # boot progress is unknown
             seen["booting"][0] = max(cluster.gpus_asked - float(seen["ready"].sum()), 0.0)
         return seen
 
     def work_done(self) -> tuple[float, float]:
-        """As `rlpto.simulator.renting.work_done`."""
+        """The same measure of work as `rlpto.simulator.renting.work_done`."""
         cluster, store = self._cluster, self._cluster.store
         there, size = np.flatnonzero(cluster.columns.submitted), self.shape.gpus_per_node
         types, asked = store.type_index[there], store.requested_gpus[there]
@@ -94,7 +94,7 @@ class RealNodes:
         return float(more.sum()), float((more * asked * price[cluster.tables.kind[types]]).sum())
 
     def charge(self, passed: AnyArray) -> None:
-        """Add to [1] INTERVAL the price of the rented nodes."""
+        """Add the price of the rented nodes to `passed` ([1] INTERVAL)."""
         if self._rental is not None:
             passed["cost"] += self._rental.take_cost()
         else:
@@ -106,9 +106,9 @@ class RealNodes:
 
 @dataclass(eq=False)
 class Rental:
-    """A node that is paid since it was `asked` for [s], and can be used from `ready_at` on: then `node` is its id.
+    """A node that is paid since it was `asked` for [s] and usable from `ready_at` [s] on; `node` is then its id.
 
-    leaves_by: s; when it ends at the latest, where jobs leave it.
+    leaves_by: latest end of a node that jobs are leaving [s].
     """
 
     group: int
@@ -123,10 +123,10 @@ class Rental:
 class LocalRental:
     """Nodes that RLPTO starts and ends itself, by the rules of `rlpto.simulator.renting`.
 
-    A node is hidden until its boot time is over. One that jobs are to leave is paid until they have left.
-    shape: all nodes that there may be; nodes that are not rented are up. start: starts a node, such as a `RayNode`, in
-    the one thread of `thread`, which has to last: Linux ends a process with the thread that has started it.
-    seed: of boot times. clock: s. Raises ClusterError, once nodes are looked at, for one that did not start.
+    A node is hidden until its boot time is over. A returned node is paid until jobs have left it. shape: all possible
+    nodes; nodes that are not rented are up. start: starts a node, such as a `RayNode`, in the single thread of
+    `thread`. This thread must persist, because Linux ends a process with the thread that started it. seed: seed of boot
+    times. clock: returns seconds. Raises ClusterError, when nodes are next looked at, if a node did not start.
     """
 
     def __init__(
@@ -160,11 +160,11 @@ class LocalRental:
             self._end(rental)
 
     def group_of(self, node: str) -> int | None:
-        """Number of the group of a node that is up, by its id; None: it is not rented."""
+        """Group number of a node that is up, by its id; None if it is not rented."""
         return next((rental.group for rental in self._rentals if rental.node == node), None)
 
     def see_booting(self, seen: AnyArray) -> None:
-        """Add nodes that boot to [G] LOOK."""
+        """Add booting nodes to [G] LOOK."""
         for rental in self._rentals:
             if not rental.node:
                 node, settings = self._of(rental)
@@ -172,13 +172,13 @@ class LocalRental:
                 seen["soon"][rental.group] += node.gpus * (self._clock() - rental.asked >= settings.boot * 2 / 3)
 
     def take_cost(self) -> float:
-        """Price of the rented nodes since this was last asked."""
+        """Price of the rented nodes since the last call."""
         self._pay()
         cost, self._cost = self._cost, 0.0
         return cost
 
     def rent(self, nodes: IntArray, cluster: RayCluster) -> None:
-        """Ask for nodes, or give some back, until there are nodes[g] of every group, as far as that is possible."""
+        """Rent or return nodes until each group g has nodes[g], as far as possible."""
         self._pay()
         now, held = self._clock(), cluster.planned_by_node()
         for group, count in enumerate(nodes.tolist()):
@@ -205,24 +205,25 @@ class LocalRental:
         rental.ready_at += boot if boots else 0.0
 
     def _to_go(self, there: Sequence[Rental], cluster: RayCluster, now: float) -> Rental | None:
-        """The node of a group to give back, if any: the latest that is empty or boots, else one worth emptying."""
+        """Choose a node of a group to return: the latest empty or booting one, else one worth emptying; None if there
+        is none."""
         (node, settings), held = self._of(there[0]), cluster.planned_by_node()
         old = [one for one in there if now - one.asked >= settings.minimum]
         empty = [one for one in old if not one.node or now - one.empty_since >= settings.idle]
         if empty:
             return max(reversed(empty), key=lambda one: one.asked)
         if any(one.node and not held[one.node] for one in there):
-            return None  # it is given back once it has been idle for long enough
+            return None  # it is returned once it has been idle long enough
         up = zip(cluster.node_ids, cluster.shape, strict=False)
         free = sum(one.gpus - held[name] for name, one in up if one.gpu == node.gpu)
         found = min((one for one in old if one.node), key=lambda one: held[one.node], default=None)
         return found if found and free >= node.gpus else None
 
     def _give_back(self, rental: Rental, now: float) -> None:
-        """End a node; where jobs hold GPUs of it, announce that it goes, and end it once they have left."""
+        """End a node. If jobs hold GPUs of it, announce its end first, and end it once they have left."""
         if rental.node in self.claimed():
             if self._backend.drain(rental.node, DRAIN_S):
-                return  # it has just gone
+                return  # it is already gone
             rental.leaves_by = now + DRAIN_S
         self._leave(rental)
         self._end_left()
@@ -232,11 +233,11 @@ class LocalRental:
         self._leaving.append(rental)
 
     def _shown(self, alive: list[NodeInfo]) -> list[NodeInfo]:
-        """Take in which nodes are alive, and return those that can be used."""
+        """Update the rentals from the nodes that are alive, and return the usable nodes."""
         self._pay()
         now, there = self._clock(), {node.id for node in alive}
         for rental in list(self._rentals):
-            if rental.node and rental.node not in there:  # lost, or announced to go by others
+            if rental.node and rental.node not in there:  # lost, or drained by others
                 rental.leaves_by = now + DRAIN_S * (rental.node in self._backend.announced)
                 self._leave(rental)
             elif now >= rental.ready_at and rental.started.done() and rental.started.result().node_id in there:
@@ -246,7 +247,7 @@ class LocalRental:
         return [node for node in alive if node.id in usable]
 
     def _end_left(self) -> None:
-        """End nodes that jobs have left, and pay the rest of their least time."""
+        """End nodes that jobs have left, and pay the rest of their minimum rental time."""
         now, claimed = self._clock(), self.claimed()
         for rental in list(self._leaving):
             if rental.node not in claimed or now >= rental.leaves_by:

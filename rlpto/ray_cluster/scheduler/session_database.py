@@ -1,5 +1,6 @@
-"""What the scheduler of a session writes to the database: what a restarted scheduler believes, and what users of a
-service see of their jobs, in the same transactions. One scheduler at a time writes; others may look, and ask."""
+"""The session database as its scheduler writes it: the state a restarted scheduler resumes from, and the state of jobs
+that users of a service see, in the same transactions. Only one scheduler writes at a time; others may read and send
+requests."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ from rlpto.store.requests import answer, asked
 from rlpto.store.rows import find, insert
 
 SUPERSEDED_KEPT = 10_000
-"""Generations after which a plan that was superseded may be forgotten."""
+"""Generations after which a superseded plan may be removed."""
 CANCELLED = "withdrawn"
-"""Kind of the event that ends a job which its user has cancelled."""
+"""Event name for the end of a cancelled job."""
 _ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", CANCELLED: "cancelled"}
 _LONGEST_REASON = 500
 _SUMS = ("unfinished", "gpu_seconds", "rescale_seconds")
 FOLLOWED = ("gain_high", "gain_normal", "gain_low", *_SUMS, "short_high", "short_normal", "short_low")
-"""Columns of a decision with what has happened after it: accuracy gained by class, sums, accuracy missing by class."""
+"""Columns of a decision with the following interval: accuracy gained by class, sums, accuracy missing by class."""
 _ENTER = (
     "INSERT INTO jobs (id, name, epochs, submitted, changed, spec, submit_time, number) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
@@ -46,17 +47,18 @@ _ENTER = (
 
 
 def say_on_stderr(line: str) -> None:
-    """One line for people."""
+    """Print a line for people."""
     print(line, file=sys.stderr, flush=True)
 
 
 class SessionDatabase(Store):
-    """The database of one session, opened for its scheduler: no other scheduler may write while it is open.
+    """The database of one session, opened for its scheduler. No other scheduler may write while it is open.
 
-    path: of the file, made if need be; `path` of the object is without symbolic links. say: notified in one line that
-    writes wait because the disk is full, and when they go on. Times are seconds of the session.
+    path: database file, created if missing; the attribute `path` has symbolic links resolved. say: called with a line
+    when writes wait for a full disk, and when they continue. Times are seconds of the session.
 
-    Raises ClusterError if another scheduler has it open, it is of another version, damaged, or no such file.
+    Raises ClusterError if another scheduler has it open, or if the file has another version, is damaged or is no such
+    database.
     """
 
     def __init__(self, path: Path, say: Callable[[str], object] = say_on_stderr) -> None:
@@ -78,32 +80,32 @@ class SessionDatabase(Store):
         return bool(self.rows("SELECT 1 FROM jobs WHERE number IS NOT NULL LIMIT 1"))
 
     def begin(self, began: float) -> None:
-        """Second 0 of the session is at this time [s since 1970]."""
+        """Set second 0 of the session to this time [s since 1970]."""
         self._began = began
         self.set_fact("began", repr(began))
 
     def wall(self, time: float) -> float:
-        """Time [s since 1970] of a second of the session."""
+        """Convert a second of the session to a time [s since 1970]."""
         return self._began + time
 
     def next_generation(self) -> int:
-        """A generation larger than all there ever were in this session, also before a restart."""
+        """Return a generation larger than all before in this session, including before a restart."""
         self._generation += 1
         return self._generation
 
     # facts
 
     def number(self, key: str) -> float | None:
-        """A fact that is a number; None if it was never set."""
+        """Read a key whose value is a number; None if it was never set."""
         value = self.fact(key)
         return None if value is None else float(value)
 
     # jobs
 
     def enter_jobs(self, jobs: Sequence[tuple[JobSpec, float]], growing: bool = False) -> None:
-        """Enter the workload, what each job's controller needs and its submit time, unless it stands there already.
+        """Enter the workload, unless already present: controllers' specifications and submit times.
 
-        growing: these may be more jobs than were entered before. Raises ClusterError if the database is about others.
+        growing: allow more jobs than were entered before. Raises ClusterError if the database holds other jobs.
         """
         entered = [(spec.id, spec.name, spec.to_json(), submit) for spec, submit in jobs]
         present = self.rows("SELECT id, name, spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number")
@@ -113,7 +115,7 @@ class SessionDatabase(Store):
         self.add_jobs(more)
 
     def add_jobs(self, jobs: Sequence[tuple[JobSpec, float]]) -> None:
-        """Enter further jobs, what each one's controller needs and its submit time, behind those that are there."""
+        """Append jobs, each with its controller's specification and its submit time."""
         ((first,),) = self.rows("SELECT COALESCE(MAX(number), -1) + 1 FROM jobs")
         with self.transaction():
             for number, (spec, submit) in enumerate(jobs, first):
@@ -121,7 +123,7 @@ class SessionDatabase(Store):
                 self.write(_ENTER, (spec.id, spec.name, spec.epochs, at, at, spec.to_json(), submit, number))
 
     def forget(self, jobs: Collection[str]) -> None:
-        """Remove what only the session needs of these jobs, and old plans."""
+        """Remove the session's own data on these jobs, and old plans."""
         with self.transaction():
             for job in jobs:
                 self.write("UPDATE jobs SET number = NULL, spec = NULL WHERE id = ?", (job,))
@@ -135,34 +137,34 @@ class SessionDatabase(Store):
             )
 
     def jobs(self) -> list[SessionJob]:
-        """All jobs that the session knows, in order of submission."""
+        """All jobs of the session in order of submission."""
         return find(self, SessionJob, "WHERE number IS NOT NULL ORDER BY number")
 
     def set_job(self, job: str, **columns: object) -> None:
-        """Change columns of the job with this id."""
+        """Change columns of a job."""
         assignments = ", ".join(f"{column} = ?" for column in columns)
         self.write(f"UPDATE jobs SET {assignments} WHERE id = ?", (*columns.values(), job))
 
     def note_report(self, report: JobReport, **more: object) -> None:
-        """Write what a controller has said of its job, and further columns."""
+        """Write a controller's report on its job, and additional columns."""
         said = ("progress", "step", "loss", "recoveries", "failure")
         columns = {name: getattr(report, name) for name in said}
         columns["loss"] = report.loss if math.isfinite(report.loss) else None
         self.set_job(report.job, **columns, **more)
 
     def improvement(self, job: str, time: float, accuracy: float) -> None:
-        """Enter an evaluation of a job that was better than all before it."""
+        """Record an evaluation of a job that was better than all before it."""
         insert(self, "improvements", job=job, time=time, accuracy=accuracy)
 
     def let_in(self, job: str, time: float) -> None:
-        """A job waits for GPUs from now on."""
+        """Queue a job."""
         at = self._began + time
         with self.transaction():
             change_job(self, job, at, state="queued", reason="", queued=at)
             self.event(time, "submitted", job, state="queued")
 
     def trains(self, job: str, time: float) -> None:
-        """The workers of a job train."""
+        """Record that the workers of a job train."""
         if job in self._training:
             return
         row = get_job(self, job)
@@ -173,8 +175,8 @@ class SessionDatabase(Store):
                 self._show(job, self._began + time, {"state": "running"})
 
     def end(self, job: str, time: float, kind: str, detail: str = "") -> None:
-        """A job is over: kind is finished, failed or `CANCELLED`. detail: why, the whole of it. Requests to cancel it
-        are answered by that, its predictions are void."""
+        """End a job. kind: finished, failed or `CANCELLED`. detail: full reason. Open requests to cancel the job are
+        answered, and its predictions are removed."""
         at, state, row = self._began + time, _ENDS[kind], get_job(self, job)
         if row is None:
             return
@@ -184,11 +186,11 @@ class SessionDatabase(Store):
                 answer(self, request.seq, at, "" if state == "cancelled" else "it has ended")
                 reason = f"cancelled by {request.by}" if state == "cancelled" else reason
             started = row.started
-            if started is None:  # so short that it was never seen to hold GPUs
+            if started is None:  # too short to be seen holding GPUs
                 query = "SELECT MIN(commanded_at) FROM allocations WHERE job = ? AND nodes != '[]'"
                 ((first,),) = self.rows(query, (job,))
                 started = None if first is None else self._began + first
-            if row.state == "queued" and kind == "finished":  # all of it while no scheduler was there
+            if row.state == "queued" and kind == "finished":  # it ran entirely without a scheduler
                 self._show(job, started or at, {"state": "running"})
             change_job(self, job, at, state=state, reason=reason, started=started, ended=max(at, started or at))
             self.write("DELETE FROM predictions WHERE job = ?", (job,))
@@ -198,8 +200,8 @@ class SessionDatabase(Store):
     # allocations
 
     def plan(self, jobs: Collection[str], commands: Sequence[Command], time: float) -> None:
-        """Enter commands before any is sent; what was planned for `jobs` and never sent is superseded. A job without a
-        new command goes on by its last one."""
+        """Enter commands before any is sent. Unsent commands of `jobs` are superseded. A job without a new command
+        keeps its last one."""
         with self.transaction():
             for job in jobs:
                 self.write("UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,))
@@ -209,13 +211,13 @@ class SessionDatabase(Store):
                 insert(self, "allocations", **asked, state="planned", planned_at=time)
 
     def commanded(self, generation: int, time: float) -> None:
-        """A command has been sent."""
+        """Record that a command has been sent."""
         self.write(
             "UPDATE allocations SET state = 'commanded', commanded_at = ? WHERE generation = ?", (time, generation)
         )
 
     def applied(self, job: str, generation: int, time: float) -> None:
-        """A controller has put a generation wholly in force; what was sent before it is so too, or superseded."""
+        """Record that a generation is fully in force; earlier commands are superseded."""
         with self.transaction():
             self.write(
                 "UPDATE allocations SET state = 'superseded' "
@@ -229,8 +231,8 @@ class SessionDatabase(Store):
             )
 
     def newest_commands(self) -> dict[str, list[Command]]:
-        """For each job the commands that its controller may follow or have yet to follow: the newest that is wholly in
-        force, and all after it."""
+        """Return the commands that each job's controller may be following or has yet to follow: the newest one fully in
+        force, and all later ones."""
         rows = self.rows(
             "SELECT job, generation, nodes, batch_size, servers, state FROM allocations WHERE state != 'superseded' "
             "ORDER BY generation"
@@ -244,11 +246,11 @@ class SessionDatabase(Store):
         return found
 
     def forget_commands(self, job: str) -> None:
-        """The controller that had them is gone."""
+        """Supersede all commands of a job whose controller is gone."""
         self.write("UPDATE allocations SET state = 'superseded' WHERE job = ?", (job,))
 
     def unsent(self) -> set[int]:
-        """Generations that are planned, and not sent as far as the database knows."""
+        """Generations that are planned and, according to the database, not sent."""
         return {row[0] for row in self.rows("SELECT generation FROM allocations WHERE state = 'planned'")}
 
     # what happened
@@ -263,13 +265,13 @@ class SessionDatabase(Store):
         detail: str = "",
         **more: str,
     ) -> None:
-        """Note something that happened. more: what users are shown in addition."""
+        """Record an event. more: additional values shown to users."""
         body = {"what": kind, "node": node, "value": value, "detail": detail, **more}
         shown = {key: given for key, given in body.items() if given not in ("", None)}
         self._show(job, self.wall(time), shown, time)
 
     def _show(self, job: str, at: float, body: Mapping[str, Any], time: float | None = None) -> None:
-        """Add an event to the stream that users follow. The events of a job are in order of time."""
+        """Add an event to the stream that users follow. A job's events are in order of time."""
         if not job:
             kind = "nodes" if body.get("what") in ("node_up", "node_down") else "session"
             add_event(self, kind, at, body=body, time=time)
@@ -280,12 +282,11 @@ class SessionDatabase(Store):
         add_event(self, "job", at, job, None if owner is None else owner[0], body, time)
 
     def decision(self, time: float, **columns: object) -> None:
-        """Enter a decision that has just been taken. columns: of the table of decisions."""
+        """Enter a decision that was just made. columns: columns of the table of decisions."""
         insert(self, "decisions", at=self.wall(time), time=time, **columns)
 
     def followed(self, passed: AnyArray) -> bool:
-        """Add what has happened, [1] INTERVAL, to the newest decision. False before the first one: there is nothing to
-        add it to."""
+        """Add an [1] INTERVAL to the newest decision. False if there is no decision yet."""
         sums = (float(passed[name][0]) for name in _SUMS)
         added = ", ".join(f"{name} = {name} + ?" for name in FOLLOWED)
         more = (*passed["accuracy_gain"][0].tolist(), *sums, *passed["shortfall"][0].tolist())
@@ -293,7 +294,7 @@ class SessionDatabase(Store):
         return self.write(f"UPDATE decisions SET {added} {newest}", more).rowcount > 0
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
-        """A job holds other GPUs from now on."""
+        """Record a change of the GPUs that a job holds."""
         at = self._began + time
         with self.transaction():
             insert(self, "changes", time=time, job=job, gpus=gpus, accuracy=accuracy, nodes=json.dumps(nodes))
@@ -312,7 +313,7 @@ class SessionDatabase(Store):
             self._show(job, at, {"state": state, "gpus_held": gpus})
 
     def moved(self, time: float, job: str, nodes: Nodes) -> JobRow | None:
-        """A job holds GPUs of these nodes from now on; returns its row."""
+        """Record the nodes on which a job now holds GPUs; returns the job's row."""
         at, row = self._began + time, get_job(self, job)
         with self.transaction():
             close_spans(self, job, at)
@@ -322,7 +323,7 @@ class SessionDatabase(Store):
         return row
 
     def node_up(self, node: NodeInfo, time: float) -> None:
-        """A node has come."""
+        """Record a new node."""
         names = ("gpus", "kind", "host", "spot")
         self.write(
             f"INSERT INTO nodes (id, alive, {', '.join(names)}) VALUES (?, 1, ?, ?, ?, ?) ON CONFLICT (id) "
@@ -332,12 +333,12 @@ class SessionDatabase(Store):
         self.event(time, "node_up", node=node.id, value=node.gpus)
 
     def node_down(self, node: str, gpus: int, time: float, leaves: float | None = None) -> None:
-        """A node has gone, or will. leaves: when, as announced [s]."""
+        """Record that a node has gone or is draining. leaves: announced time [s]."""
         self.write("UPDATE nodes SET alive = 0, jobs = '{}', leaves = coalesce(leaves, ?) WHERE id = ?", (leaves, node))
         self.event(time, "node_down", node=node, value=gpus)
 
     def close(self) -> None:
-        """Write what is open, and let others in."""
+        """Write pending changes and release the lock."""
         try:
             super().close()
         finally:
@@ -351,7 +352,7 @@ class SessionDatabase(Store):
 
 
 def decision_records(database: SessionDatabase, weights: RewardWeights, newest: int = -1) -> DecisionRecords:
-    """Decisions of a session, those of schedulers that are gone included: all, or the `newest`; latency: of the policy
+    """Decisions of a session, including earlier schedulers' ones: all, or the `newest`. The latency is the policy's
     alone."""
     columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
     chosen = "(SELECT * FROM decisions ORDER BY seq DESC LIMIT ?)"
@@ -363,7 +364,7 @@ def decision_records(database: SessionDatabase, weights: RewardWeights, newest: 
 
 
 def policy_switches(database: SessionDatabase) -> PolicySwitches:
-    """Which policy took the decisions of a session when; empty if one took them all."""
+    """When each policy began to decide in a session; empty if one policy made all decisions."""
     taken = database.rows("SELECT time, policy FROM decisions ORDER BY seq")
     firsts = [next(group) for _, group in groupby(taken, key=lambda row: row[1])]
     if len(firsts) < 2:

@@ -1,4 +1,4 @@
-"""Sessions from outside their schedulers: where they are, who works on them, how far they are, and starting over."""
+"""Sessions seen from outside their schedulers: their folders, locks and progress, and their removal."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ DATABASE = "state.sqlite"
 
 
 def session_name(run: Path, key: str) -> str:
-    """Name by which the controllers of a session are found: the same for the same key in the same run folder, by any
-    path to it, and no other. key: of the session in its run, letters and digits."""
+    """Name by which the controllers of a session are found. It is equal for the same key and run folder, by any path to
+    the folder, and unique otherwise. key: key of the session in its run, letters and digits."""
     return f"{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}-{key}"
 
 
 def remove_sessions(run: Path) -> None:
-    """Throw away what the sessions of a run have left: their job controllers, workers included, and their files.
+    """Remove all remains of a run's sessions: job controllers, including workers, and files.
 
-    This process is connected to the cluster. Raises ClusterError if a scheduler is at work on one of the sessions,
-    CheckpointError if a file stays.
+    This process must be connected to the cluster. Raises ClusterError if a scheduler is at work on a session,
+    CheckpointError if a file cannot be removed.
     """
     folder = run / SESSIONS
     with ExitStack() as locked:
@@ -45,8 +45,8 @@ def remove_sessions(run: Path) -> None:
 
 
 def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
-    """Raise ClusterError if there was a session before: what its jobs have done is not to be thrown away unasked.
-    Without its database they could go on, but what they had cost and when they had begun would be unknown."""
+    """Raise ClusterError if jobs of an earlier session exist, because their work must not be discarded unasked. Without
+    the database they could continue, but their costs and start times would be lost."""
     left = sum(Path(spec.folder).exists() for spec in specs)
     if controllers:
         there = f"{len(controllers)} jobs of the session are at work"
@@ -61,8 +61,9 @@ def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Coll
 
 
 class SessionLock(FileLock):
-    """Holds the lock of the session database at `path`. The content of its file, the process that holds it, is only for
-    people. Raises ClusterError if another process holds it, it is a link, or cannot be made."""
+    """Holds the lock of the session database at `path`. The lock file's content, the id of the holding process, is only
+    informative. Raises ClusterError if another process holds the lock, or if the file is a link or cannot be
+    created."""
 
     def __init__(self, path: Path) -> None:
         lock = lock_of(path)
@@ -99,10 +100,9 @@ def is_locked(path: Path) -> bool:
 
 
 def job_progress(database: Path) -> list[tuple[str, str, str, int, float, float | None]]:
-    """All jobs of a session in the order in which they were submitted: id, the user's name, state as in
-    `rlpto.store.jobs`, GPUs it holds, share of its training that is done, and s until it is expected to end, as of the
-    newest prediction (None: there is none). Raises ClusterError if there is no database.
-    """
+    """All jobs of a session in order of submission: id, the user's name, state from `rlpto.store.jobs`, GPUs held,
+    share of its training that is done, and seconds until its end by the newest prediction, or None without one. Raises
+    ClusterError if there is no database."""
     with looking(database) as base:
         return base.execute(
             "SELECT jobs.id, name, state, gpus_held, MIN(progress / epochs, 1.0), finish - as_of FROM jobs "
@@ -111,12 +111,12 @@ def job_progress(database: Path) -> list[tuple[str, str, str, int, float, float 
 
 
 def newest_database(folder: Path) -> Path | None:
-    """The session database of a run folder that was written last; None if there is none."""
+    """The most recently written session database of a run folder; None if there is none."""
     return max(folder.glob("ray/*/state.sqlite"), key=_written, default=None)
 
 
 def _written(database: Path) -> float:
-    """When a database was changed: of one that is open its write-ahead log is."""
+    """When a database was last changed, including its write-ahead log if it is open."""
     log = database.with_name(f"{database.name}-wal")
     return max(file.stat().st_mtime for file in (database, log) if file.exists())
 
@@ -128,7 +128,7 @@ def sessions_at_work(run: Path) -> list[Path]:
 
 
 def read_table(path: Path, table: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of a table of a session database. Raises ClusterError if there is none."""
+    """Column names and rows of a table of a session database. Raises ClusterError if there is no database."""
     with looking(path) as base:
         cursor = base.execute(f"SELECT * FROM {table}")
         return [column[0] for column in cursor.description], cursor.fetchall()

@@ -1,4 +1,4 @@
-"""What a session obeys: its clock, when decisions are due, and what users ask of it while it lasts."""
+"""Rules of a session: its clock, the times of decisions, and orders from users while it lasts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rlpto.ray_cluster.settings import RaySettings
 class Clock:
     """Seconds since a session began, also across restarts of the scheduler.
 
-    began: second 0 of the session, on the clock of `time.time`. at: second that the session had come to.
+    began: second 0 of the session [s of `time.time`]. at: second that the session had reached.
 
-    Time passes by the monotonic clock, so that a correction of the machine's clock does not show in results. If that
-    clock has gone back while there was no scheduler, the session goes on from `at`.
+    Time passes by the monotonic clock, hence a correction of the machine's clock does not affect results. If
+    `time.time` has gone back while there was no scheduler, the session continues from `at`.
     """
 
     def __init__(self, began: float | None = None, at: float = 0.0) -> None:
@@ -32,16 +32,16 @@ class Clock:
         return time.monotonic() + self._offset
 
     def of(self, wall: float) -> float:
-        """The second of the session at which it was `wall` on the clock of `time.time`."""
+        """Convert a time of `time.time` to the second of the session."""
         return wall - self.began
 
 
 @dataclass(frozen=True)
 class SessionRules:
-    """When decisions are due, and what else the scheduler of a session obeys.
+    """When decisions are due, and other rules of the scheduler of a session.
 
-    interval [s], decide_on: as in the simulator's settings. limit [s]: end the run then, even if jobs remain. ray: what
-    of it is about the cluster. clock: of the session, given what a `Clock` is.
+    interval [s], decide_on: same meaning as in the simulator's settings. limit [s]: end of the run, even if jobs
+    remain. ray: settings of the cluster. clock: creates the session's clock from the arguments of `Clock`.
     """
 
     interval: float = 60.0
@@ -51,20 +51,20 @@ class SessionRules:
     clock: Callable[[float | None, float], Clock] = Clock
 
     def due(self, time: float) -> float:
-        """End of the interval that `time` lies in."""
+        """End of the interval that contains `time`."""
         return (math.floor(time / self.interval + 1e-9) + 1) * self.interval
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """End the job of this id: it was cancelled."""
+    """Cancel a job."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reclass:
-    """The job of this id belongs to another priority class from now on."""
+    """Move a job to another priority class."""
 
     job: str
     priority: int
@@ -72,23 +72,23 @@ class Reclass:
 
 @dataclass(frozen=True, slots=True)
 class DecideNow:
-    """A decision is due at once, although nothing has happened to jobs or nodes: another policy takes it."""
+    """Decide at once, although nothing has happened to jobs or nodes, because another policy takes over."""
 
 
 Order: TypeAlias = Withdraw | Reclass | DecideNow
-"""What a source may ask of a cluster other than to take jobs."""
+"""Orders of a source to a cluster, in addition to new jobs."""
 
 
 class OrderSource(Protocol):
-    """Where jobs and orders come from. A session whose source is open is never done, however idle it is."""
+    """Source of jobs and orders. A session with an open source is never done, however idle it is."""
 
     @property
     def closed(self) -> bool:
-        """True once nothing further will be given."""
+        """True once no more jobs or orders will come."""
 
     def poll(self) -> list[tuple[Job, JobSpec]]:
-        """The jobs that have become known since this was last asked, and what their controllers need; none was
-        submitted before those given earlier."""
+        """Return new jobs since the last call, with their controllers' specifications. None was submitted before
+        earlier ones."""
 
     def orders(self) -> Sequence[Order]:
-        """What has been asked for since this was last asked."""
+        """Return new orders since the last call."""

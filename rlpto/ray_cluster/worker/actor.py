@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """Where workers meet. number: of the group, counted up by the controller. world: how many they are. fresh: ranks
-    without state, which get that of rank 0. host, port: address of the controller's store. servers: parameter server
-    actors, if any; reset: they take their weights from rank 0."""
+    """Address and membership of a group. number: number of the group, counted up by the controller. world: number of
+    workers. fresh: ranks without state, which receive rank 0's state. host, port: address of the controller's store.
+    servers: parameter server actors, if any. reset: they take their weights from rank 0."""
 
     number: int
     world: int
@@ -44,7 +44,7 @@ class GroupPlace:
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker is warm. step_seconds, evaluation_seconds: how long those took."""
+    """A worker is warm. step_seconds, evaluation_seconds: duration of a warm step and of an evaluation."""
 
     step_seconds: float
     evaluation_seconds: float
@@ -52,8 +52,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception in a worker. lasting: bad input, so that a retry would fail too. text: its message then, else the
-    traceback. when: `time.time()`. output: as that of a `Chunk`."""
+    """An exception in a worker. lasting: caused by bad input; a retry would fail too. text: the message if lasting,
+    else the traceback. when: `time.time()`. output: printed lines, in the form of `Chunk.output`."""
 
     text: str
     lasting: bool
@@ -63,8 +63,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class WorkerHeartbeat:
-    """Sign of life. pid: of the process. busy: whether the training thread is in a call. phase: of its trainer.
-    stalled: s since a call began or a heartbeat saw a step done."""
+    """Sign of life. pid: id of the process. busy: whether the training thread is in a call. phase: phase of its
+    trainer. stalled: time since a call began or a heartbeat saw a step done [s]."""
 
     pid: int
     busy: bool
@@ -73,7 +73,7 @@ class WorkerHeartbeat:
 
 
 class TrainWorker:
-    """Actor with two threads of control: one trains, the other answers meanwhile.
+    """Actor with two threads: one trains, the other answers meanwhile.
 
     Exceptions are returned as a `Failure`; after one, all calls except `recover` do nothing.
     """
@@ -103,15 +103,16 @@ class TrainWorker:
         return self._guarded(lambda: self._join(place, rank))
 
     def run(self, until: int, batch_size: int | None) -> Chunk | Failure:
-        """Train until step `until` is done, or the job has finished. batch_size: see `Trainer.run`."""
+        """Train until step `until` is done, or the job has finished. batch_size: batch size for `Trainer.run`."""
         return self._guarded(lambda: replace(self.trainer.run(until, batch_size), output=self._printed.take()))
 
     def state(self) -> tuple[int, bytes, bool] | Failure:
-        """Step, the complete state that later steps depend on, and whether its weights are finite."""
+        """Step, complete training state, and whether its weights are finite."""
         return self._guarded(lambda: (self.trainer.position.step, *self.trainer.checked_state()))
 
     def recover(self) -> Position | None:
-        """Leave the group, forget a step that was interrupted, and be ready for another group. None: it cannot be."""
+        """Leave the group, undo an interrupted step, and be ready for another group. Returns None if this is
+        impossible."""
         trainer = self.trainer
         if not trainer.program.can_go_on:
             return None
@@ -130,7 +131,7 @@ class TrainWorker:
 
     @ray.method(concurrency_group="control")
     def abort(self) -> None:
-        """Wake the training thread if it waits for a worker that is gone."""
+        """Wake the training thread if it waits for a lost worker."""
         if self._trainer is not None:
             self._trainer.group.abort()
 
@@ -191,7 +192,7 @@ class TrainWorker:
 
 
 def warm_group(trainer: Trainer) -> None:
-    """Make a group of one and train a step in it, which is undone, because the first group of a process is slow."""
+    """Form a group of one and train a step in it, which is undone, because the first group of a process is slow."""
     start = trainer.state()
     group = AllReduceGroup(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0)
     group.wrap(trainer.leaves_out)
@@ -202,7 +203,7 @@ def warm_group(trainer: Trainer) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process with the one that started it (Linux): no orphan keeps a GPU."""
+    """Have the kernel end this process when its parent ends (Linux); no orphan keeps a GPU."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)

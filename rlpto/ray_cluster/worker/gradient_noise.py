@@ -18,11 +18,11 @@ SMOOTHING = 0.999
 """Weight that an estimate keeps per step."""
 
 MEASURE_EVERY_STEPS = 8
-"""Steps from one measurement to the next: keeps its cost well below the noise of step times."""
+"""Steps from one measurement to the next, enough to keep its cost well below the noise of step times."""
 
 
 def estimate(local: float, mean: float, local_inverse: float, inverse: float) -> Estimate:
-    """Unbiased estimates by the gradients of one step.
+    """Unbiased estimates from the gradients of one step.
 
     local: mean over workers of |g_i|^2. mean: |sum of g_i b_i / B|^2. local_inverse: mean over workers of 1/b_i.
     inverse: 1/B. b_i: samples of worker i; B: of all.
@@ -40,7 +40,7 @@ class NoiseMeter:
     weight: float = 0.0
 
     def add(self, found: Estimate) -> None:
-        """Add estimates, which stand for all steps until the next. Those that are not finite are ignored."""
+        """Add estimates, which stand for all steps until the next ones. Non-finite estimates are ignored."""
         square, trace = found
         if not (math.isfinite(square) and math.isfinite(trace)):
             return
@@ -59,7 +59,7 @@ class NoiseMeter:
         return max(self.trace, 0.0) / self.square
 
     def gain(self, scale: float, batch_size: int) -> float:
-        """Steps of `batch_size` samples that one of `scale` times the size is worth: 1 (all signal) to `scale`.
+        """Worth of a step with `scale` times `batch_size` samples, in steps of `batch_size`: 1 (all signal) to `scale`.
 
         Without an estimate a larger batch counts as one step, a smaller one as its share of samples.
         """

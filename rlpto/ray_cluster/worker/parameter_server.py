@@ -1,9 +1,9 @@
 """Training through parameter servers (Li et al., OSDI 2014): servers hold parts of the weights and update them.
 
-The vector of all weights is split into one part per server. Workers push gradients and pull weights. The
-workers of a synchronous group wait for each other in every step, which is equivalent to averaging gradients. An
-asynchronous one updates with every gradient as it comes; a worker is held up only if it is more than
-`MAX_STEPS_AHEAD` steps ahead of the slowest (stale synchronous parallel, Ho et al., NeurIPS 2013).
+The vector of all weights is split into one part per server. Workers push gradients and pull weights. The workers of a
+synchronous group wait for each other in every step, which is equivalent to averaging gradients. An asynchronous group
+updates with each gradient on arrival; a worker waits only if it is more than `MAX_STEPS_AHEAD` steps ahead of the
+slowest (stale synchronous parallel, Ho et al., NeurIPS 2013).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class Push:
-    """One worker's gradient for one server. options: of the optimizer, as the worker's scheduler has them.
+    """One worker's gradient for one server. options: optimizer options, as set by the worker's scheduler.
 
     square: squared norm of all of the worker's own gradients, if norms are measured in this step.
     """
@@ -48,8 +48,8 @@ class Push:
 
 @dataclass(frozen=True)
 class Pull:
-    """A server's part of the weights. local: mean of the workers' squared norms. mean: squared norm of the mean
-    gradient's part."""
+    """A server's part of the weights. local: mean of the workers' squared norms. mean: squared norm of this part of the
+    mean gradient."""
 
     weights: Numbers
     local: float = 0.0
@@ -71,7 +71,7 @@ class ParameterServer:
         self._changed = asyncio.Condition()
 
     async def alive(self) -> bool:
-        """Always True: the server answers."""
+        """Return True, as a sign that the server answers."""
         return True
 
     async def load(self, group: int, optimizer: Optimizer) -> None:
@@ -81,7 +81,7 @@ class ParameterServer:
             self._changed.notify_all()
 
     async def enter(self, group: int, world: int, reset: bool) -> Numbers:
-        """Take part in a group of `world` workers: the weights, once they are there."""
+        """Join a group of `world` workers. Returns the weights once they are available."""
         async with self._changed:
             if group > self._group:
                 self._group, self._world = group, world
@@ -91,13 +91,13 @@ class ParameterServer:
         return self._weights
 
     async def end(self) -> None:
-        """End the present group: workers that wait for others learn that it is over."""
+        """End the present group, and wake its waiting workers."""
         async with self._changed:
             self._group = -1
             self._changed.notify_all()
 
     async def held(self) -> Optimizer:
-        """The optimizer with its weights and state."""
+        """Return the optimizer with its weights and state."""
         return self._mine
 
     async def exchange(self, group: int, push: Push) -> Pull:
@@ -110,7 +110,7 @@ class ParameterServer:
         before = self._version
         self._pushes[push.rank] = push
         if len(self._pushes) == self._world:
-            # In the order of ranks: sums of floats must not depend on who was first.
+            # In the order of ranks: sums of floats must not depend on the order of arrival.
             ranked = [self._pushes[rank] for rank in sorted(self._pushes)]
             mean = sum((other.gradient for other in ranked[1:]), ranked[0].gradient) / self._world
             if push.square is not None:
@@ -125,13 +125,13 @@ class ParameterServer:
     async def _at_once(self, group: int, push: Push) -> Pull:
         self._steps[push.rank] = push.step
         self._changed.notify_all()
-        # A worker that has not begun delays no other.
+        # A worker that has not begun does not delay others.
         await self._until(group, lambda: push.step - min(self._steps.values()) <= MAX_STEPS_AHEAD)
         self._update(push.gradient / self._world, push.options)
         return Pull(self._weights)
 
     async def _until(self, group: int, holds: Callable[[], bool]) -> None:
-        """Wait until something holds. Raises RuntimeError if the group is over."""
+        """Wait until a condition holds. Raises RuntimeError if the group is over."""
         await self._changed.wait_for(lambda: group != self._group or holds())
         self._check(group)
 
@@ -155,7 +155,7 @@ class ParameterServer:
 
 
 class ParameterServerGroup(WorkerGroup):
-    """A worker's side: pushes its gradients, and pulls the updated weights. number: of the group.
+    """A worker's side: pushes its gradients, and pulls the updated weights. number: number of the group.
 
     The controller ends the servers' group, which wakes all waiting workers. Raises JobError if the optimizer treats
     parameters differently, because a part of the vector does not know its parameters.
@@ -178,7 +178,8 @@ class ParameterServerGroup(WorkerGroup):
         self._parameters = list(model.parameters())
 
     def enter(self, reset: bool) -> None:
-        """Begin with the servers' weights. reset: those and the state of the optimizer are the first worker's."""
+        """Begin with the servers' weights. reset: they and the optimizer state are first taken from the first
+        worker."""
         if reset and self.rank == 0:
             self._upload()
         self._take(ray.get([server.enter.remote(self._number, self.world, reset) for server in self._servers]))
@@ -198,7 +199,7 @@ class ParameterServerGroup(WorkerGroup):
         ray.get(calls)
 
     def update(self, factor: float) -> Estimate | None:
-        """Push and pull. Noise is that of a synchronous group."""
+        """Push gradients and pull weights. Only a synchronous group measures noise."""
         measured = self._measures
         gradients = [torch.zeros_like(own) if own.grad is None else own.grad.detach() for own in self._parameters]
         gradient = torch.cat([own.flatten().cpu() for own in gradients])
@@ -213,7 +214,7 @@ class ParameterServerGroup(WorkerGroup):
         return self._noise(pulls[0].local, mean) if measured and mean != 0.0 else None
 
     def gather(self) -> None:
-        """Bring the servers' weights and optimizer state here, as if this worker had made all updates itself."""
+        """Copy the servers' weights and optimizer state to this worker, as if it had made all updates itself."""
         parts: list[Optimizer] = ray.get([server.held.remote() for server in self._servers])
         held = [optimizer.param_groups[0]["params"][0] for optimizer in parts]
         self._take([weights.detach().numpy() for weights in held])
@@ -228,7 +229,7 @@ class ParameterServerGroup(WorkerGroup):
         return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
 
     def _cut(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Values of all parameters as one vector, split into a part for each server."""
+        """Concatenate values of all parameters, and split the vector into a part per server."""
         return list(torch.tensor_split(torch.cat([part.flatten().cpu() for part in parts]), len(self._servers)))
 
     def _take(self, parts: Sequence[Numbers]) -> None:
@@ -238,11 +239,11 @@ class ParameterServerGroup(WorkerGroup):
                 parameter.copy_(own)
 
     def _shaped(self, vector: Tensor) -> list[Tensor]:
-        """What one vector has for each of the parameters, in its shape."""
+        """Split a vector into one tensor per parameter, of the parameter's shape."""
         parts = vector.split([one.numel() for one in self._parameters])  # type: ignore[no-untyped-call]
         return [part.reshape(one.shape) for part, one in zip(parts, self._parameters, strict=True)]
 
 
 def _is_cut(value: Any) -> bool:
-    """True for optimizer state kept for every element of a parameter; other state is common to all elements."""
+    """True for optimizer state with an entry per element of a parameter; other state is common to all elements."""
     return isinstance(value, Tensor) and value.dim() > 0

@@ -1,4 +1,4 @@
-"""The samples of a training step, which do not depend on the number of workers."""
+"""The samples of a training step, independent of the number of workers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Position:
     """Position of a job in training. step: steps done. epoch, offset: passes over the data, and samples of the present
     one.
 
-    progress: scale-invariant samples: those trained, each weighted by its efficiency relative to the job's own batch
-    size. seconds, gpu_seconds: s and GPU-s that the training which led here took, evaluations included.
+    progress: scale-invariant samples, that is, trained samples weighted by their efficiency relative to the job's own
+    batch size. seconds, gpu_seconds: duration of the training that led here, including evaluations [s, GPU-s].
     """
 
     step: int = 0
@@ -32,8 +32,8 @@ class Position:
     gpu_seconds: float = field(default=0.0, compare=False)
 
     def batch(self, data_size: int, seed: int, batch_size: int) -> IntArray:
-        """Samples of the step that starts here: the next `batch_size` of the epoch; the last batch of an epoch may be
-        short, so that every sample is used once. [n] with 1 <= n <= batch_size."""
+        """Samples of the step that starts here: the next `batch_size` of the epoch [n], with 1 <= n <= batch_size. The
+        last batch of an epoch may be short, because every sample is used once."""
         return _order(data_size, seed, self.epoch)[self.offset : self.offset + batch_size]
 
     def after(self, data_size: int, samples: int, efficiency: float = 1.0) -> Position:
@@ -57,13 +57,14 @@ def shard(batch: IntArray, rank: int, world: int) -> IntArray:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """Seed of the random numbers of one step: well mixed, and the same whenever and wherever the step is repeated."""
+    """Seed of the random numbers of one step: well mixed, and identical whenever and wherever the step is repeated."""
     return int(np.random.SeedSequence((seed, step)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 class DrawForWholeBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, random numbers are drawn for all `samples` of a batch, and those of worker `rank` of `world`
-    are kept: every `world`-th, as `sampling.shard` deals samples out. A worker without a sample is given the first."""
+    """While active, draw random numbers for all `samples` of a batch, and keep only the numbers of worker `rank` of
+    `world`, which are every `world`-th, in the way `sampling.shard` deals samples out. A worker without a sample gets
+    the first."""
 
     def __init__(self, rank: int, world: int, samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -74,7 +75,7 @@ class DrawForWholeBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation as it is, unless it draws for the samples of this worker."""
+        """Run an operation unchanged, unless it draws for the samples of this worker."""
         named = kwargs or {}
         if not _draws(func) or not any(map(self._entries, args)):
             return func(*args, **named)
@@ -84,7 +85,7 @@ class DrawForWholeBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._own_part(drawn) if isinstance(drawn, Tensor) else tuple(map(self._own_part, drawn))
 
     def _entries(self, argument: Any) -> int:
-        """Entries for each sample along the first dimension of a tensor, or of a shape; 0: none, or no whole number."""
+        """Entries per sample along the first dimension of a tensor or a shape; 0 if none, or not a whole number."""
         shape = argument.shape if isinstance(argument, Tensor) else argument
         first = shape[0] if isinstance(shape, list | tuple) and len(shape) else 0
         return first // self._own if isinstance(first, int) and first % self._own == 0 else 0
@@ -108,5 +109,5 @@ class DrawForWholeBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _draws(operation: Any) -> bool:
-    """True for operations of torch that draw random numbers, but for fused attention."""
+    """True for torch operations that draw random numbers, except fused attention."""
     return torch.Tag.nondeterministic_seeded in operation.tags and "attention" not in operation.name()

@@ -1,4 +1,5 @@
-"""Training of one worker, step by step, without Ray: a single worker is a plain torch loop whose prints are kept."""
+"""Training of one worker, step by step, without Ray. A single worker is a plain torch loop whose prints are
+recorded."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from rlpto.ray_cluster.worker.sampling import DrawForWholeBatch, Position, shard
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
 
 MOST_LINES, LONGEST_LINE = 2000, 4000
-"""Most kept lines, and most characters of one; further lines replace the oldest, longer lines are cut."""
+"""Most kept lines, and most characters of a line. More lines replace the oldest; longer lines are cut."""
 Lines = tuple[tuple[float, str], ...]
-"""When a line was printed (`time.time()`), and the line."""
+"""Printed lines: time (`time.time()`) and text of each."""
 
 
 class PrintedLines:
@@ -41,16 +42,16 @@ class PrintedLines:
         self._dropped = 0
 
     def install(self) -> None:
-        """From now on."""
+        """Start recording."""
         sys.stdout, sys.stderr = _Tee(sys.stdout, self), _Tee(sys.stderr, self)
 
     def add(self, line: str) -> None:
-        """A line was printed."""
+        """Record a printed line."""
         self._dropped += len(self._lines) == MOST_LINES
         self._lines.append((time.time(), line[:LONGEST_LINE]))
 
     def take(self) -> Lines:
-        """The lines since this was last asked."""
+        """Return the lines since the last call."""
         lines, dropped = [], self._dropped
         while self._lines:  # another thread may print meanwhile
             lines.append(self._lines.popleft())
@@ -61,7 +62,7 @@ class PrintedLines:
 
 
 class _Tee:
-    """A text stream whose lines are noted."""
+    """A text stream whose lines are recorded."""
 
     def __init__(self, stream: TextIO, lines: PrintedLines) -> None:
         self._stream, self._noted, self._rest = stream, lines, ""
@@ -81,17 +82,18 @@ class _Tee:
 EVALUATION_SHARE = 0.01
 """Largest share of a worker's time that evaluations take while the job trains."""
 LOOKS_PER_WINDOW = 5
-"""Evaluations, at ends of epochs, within the window of a rule for early stopping, regardless of their cost."""
+"""Evaluations at ends of epochs within the window of an early-stopping rule, regardless of their cost."""
 
 
 @dataclass(frozen=True)
 class Chunk:
     """The work of one worker between two hand-overs.
 
-    steps, samples: of all workers together. batch_size: samples of a step; chosen: by a scheduler. loss: this worker's
-    part of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, at
-    `evaluated_at` epochs; NaN if there was none. finished: the job has all its epochs. first, ended: `time.monotonic()`
-    of its machine after the first step, and after the last. output: lines that were printed since the chunk before.
+    steps, samples: counts over all workers. batch_size: samples of a step. chosen: whether a scheduler chose the batch
+    size. loss: this worker's part of the mean loss over the steps; the mean over workers is the job's. accuracy: result
+    of the last evaluation, at `evaluated_at` epochs; NaN if there was none. finished: whether the job has all its
+    epochs. first, ended: `time.monotonic()` of its machine after the first and after the last step. output: lines
+    printed since the previous chunk.
     """
 
     position: Position
@@ -112,9 +114,9 @@ class Chunk:
 class Trainer:
     """Model, optimizer, scheduler and position of one worker.
 
-    leaves_out: whether a step of the warm-up computed no gradient for some weights.
-    phase: "own" while the program computes, "shared" while gradients of several workers are combined: a worker that
-    waits for a hanging one is in the latter.
+    leaves_out: whether a step of the warm-up computed no gradient for some weights. phase: "own" while the program
+    computes, "shared" while gradients of several workers are combined. A worker that waits for a hanging one is in
+    "shared".
 
     Raises JobError if the program cannot be made, or has fewer samples than the job asks for.
     """
@@ -152,7 +154,7 @@ class Trainer:
 
     @property
     def epochs_done(self) -> float:
-        """Scale-invariant epochs."""
+        """Scale-invariant epochs done."""
         return self.position.progress / self.spec.data_size
 
     @property
@@ -166,7 +168,7 @@ class Trainer:
         return global_batch(self.spec, self.group.world, self._batch_size)
 
     def join(self, group: WorkerGroup | None = None) -> None:
-        """Leave the present group, and train in another from the next step on; None: alone."""
+        """Leave the present group, and train in `group` from the next step on. Default: train alone."""
         self.group.close()
         self.group = group or SingleWorker(self.network, self.optimizer)
         self._deadline = 0.0
@@ -174,7 +176,7 @@ class Trainer:
     def run(self, until: int, batch_size: int | None = None) -> Chunk:
         """Train until step `until` is done, or the job has finished; steps already done are not repeated.
 
-        batch_size: samples of a step of all workers together, as a scheduler has chosen; None: the job's own choice.
+        batch_size: samples of a step, all workers together, chosen by a scheduler. Default: the job's own choice.
         """
         self._batch_size = batch_size
         began = first = time.monotonic()
@@ -213,7 +215,7 @@ class Trainer:
         )
 
     def step(self) -> tuple[Tensor, int]:
-        """One step: this worker's part of the mean loss, and the samples of all workers."""
+        """Train one step. Returns this worker's part of the mean loss, and the samples of all workers."""
         spec, group, began = self.spec, self.group, time.perf_counter()
         batch_size = self.global_batch
         everyone = self.position.batch(spec.data_size, spec.seed, batch_size)
@@ -248,7 +250,7 @@ class Trainer:
         return loss.detach(), len(everyone)
 
     def evaluate(self) -> float:
-        """Accuracy over all validation samples; NaN where that is no number."""
+        """Accuracy over all validation samples; NaN if it is not finite."""
         start = time.perf_counter()
         self.network.eval()
         right, samples = 0.0, 0
@@ -262,7 +264,7 @@ class Trainer:
         return right / samples if samples and math.isfinite(right) else math.nan
 
     def state(self) -> bytes:
-        """Everything that later steps depend on: model, optimizer, scheduler, noise and position."""
+        """The complete training state: model, optimizer, scheduler, noise and position."""
         self.group.gather()
         written = io.BytesIO()
         held = {
@@ -276,7 +278,7 @@ class Trainer:
         return written.getvalue()
 
     def load(self, state: bytes) -> None:
-        """Continue from the result of `state`. Raises CheckpointError if it is not of this job's program."""
+        """Continue from a result of `state`. Raises CheckpointError if it belongs to another program."""
         try:
             held = torch.load(io.BytesIO(state), map_location=self.device, weights_only=True)
             self.network.load_state_dict(held["model"])
@@ -292,8 +294,8 @@ class Trainer:
         self._interrupted = None
 
     def checked_state(self) -> tuple[bytes, bool]:
-        """`state`, and whether all trained weights are finite. Raises JobError if they are not, unless this only
-        warns."""
+        """Return `state`, and whether all trained weights are finite. Raises JobError if they are not, unless
+        `on_nonfinite` is warn."""
         state = self.state()
         finite = all(bool(one.isfinite().all()) for one in self.network.parameters() if one.requires_grad)
         if not finite:
@@ -301,7 +303,7 @@ class Trainer:
         return state, finite
 
     def _not_finite(self, found: str) -> None:
-        """End the job, or print a warning, once."""
+        """End the job, or print a warning once."""
         text = f"{found} after step {self.position.step} (epoch {self.epochs_done:.4g}): expected finite numbers"
         if "warn" not in (self.spec.on_nonfinite, self.program.on_nonfinite):
             raise JobError(f"job {self.spec.name!r}: {text}; on_nonfinite: warn would go on")
@@ -310,7 +312,7 @@ class Trainer:
         self._warned = True
 
     def undo(self) -> None:
-        """Undo a step that was interrupted before its update: restore the buffers that the forward pass changed."""
+        """Undo a step interrupted before its update, by restoring the buffers that the forward pass changed."""
         if self._interrupted is not None:
             with torch.no_grad():
                 for buffer, kept in zip(self.network.buffers(), self._interrupted, strict=True):
@@ -357,15 +359,14 @@ class Trainer:
         return self.position.epoch != epoch and (time.perf_counter() >= self._evaluation_due or self._may_stop())
 
     def _may_stop(self) -> bool:
-        """True if a rule for early stopping needs the accuracy: starting one window before the job may stop."""
+        """True if an early-stopping rule needs the accuracy, from one window before the job may stop."""
         rule, declared = self.spec.stop, self.spec.epochs
         if rule is None or self.epochs_done < (rule.after - rule.over) * declared:
             return False
         return abs(self.epochs_done - self._evaluated_at) >= rule.over * declared / LOOKS_PER_WINDOW
 
     def _keep_pace(self, began: float, scale: float) -> None:
-        """Stretch the step to its pace, which is divided among workers; at most one step of lost time is made up
-        for."""
+        """Stretch the step to its pace, which is divided among workers. At most one step of lost time is made up."""
         if self._pace is None:
             return
         due = self._pace * scale / self.group.world
@@ -375,7 +376,7 @@ class Trainer:
 
 
 def pick_device(spec: JobSpec) -> torch.device:
-    """Where the job trains. Raises JobError if it asks for CUDA and there is none."""
+    """Device on which the job trains. Raises JobError if it asks for CUDA and there is none."""
     visible = torch.cuda.is_available()
     if spec.device == "cuda" and not visible:
         raise JobError(f"job {spec.name!r}: device is cuda, but no CUDA device is visible to its worker")

@@ -1,6 +1,6 @@
-"""Workers that train one model together: how they meet, averaging of gradients, and the update.
+"""Workers that train one model together: forming a group, averaging gradients, and updating weights.
 
-A group is made for a fixed number of workers and discarded when that number changes; the model outlives it.
+A group has a fixed number of workers and is discarded when that number changes; the model outlives it.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ from rlpto.store.program_keys import LrRule
 
 
 class WorkerGroup:
-    """A group for training. rank: of this worker among `world`. model: the one that the loss calls."""
+    """A group for training. rank: rank of this worker among `world`. model: model that the loss calls."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, rank: int = 0, world: int = 1) -> None:
         self.model, self.rank, self.world = model, rank, world
@@ -36,25 +36,26 @@ class WorkerGroup:
         self._step = self._own = self._samples = 0
 
     def begin(self, step: int, own: int, samples: int) -> None:
-        """Before the gradients of `step`, in which this worker has `own` of `samples` samples."""
+        """Prepare `step`, in which this worker has `own` of `samples` samples, before its gradients are computed."""
         self._step, self._own, self._samples = step, own, samples
 
     def update(self, factor: float) -> Estimate | None:
-        """After the gradients: change the weights, with the learning rate times `factor`. Their noise, if measured."""
+        """Update the weights with the learning rate times `factor`, after the gradients. Returns the noise estimate, if
+        measured."""
         raise NotImplementedError
 
     def gather(self) -> None:
-        """Fetch the state of the model and its optimizer that other processes hold."""
+        """Fetch the state of model and optimizer held by other processes."""
 
     def abort(self) -> None:
-        """Wake the thread that waits for another worker; called from another thread, it does not wait itself."""
+        """Wake the thread that waits for another worker. Called from another thread; does not wait itself."""
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group."""
 
     @property
     def _measures(self) -> bool:
-        """True in steps of several workers in which norms are measured: each worker needs a sample."""
+        """True in steps of several workers in which norms are measured, which takes a sample on each worker."""
         return self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
 
     @property
@@ -63,11 +64,11 @@ class WorkerGroup:
         return self._own * self.world / self._samples
 
     def _noise(self, local: float, mean: float) -> Estimate:
-        """Noise by a step of several workers, see `estimate`."""
+        """Noise estimate from a step of several workers."""
         return estimate(local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
 
     def _step_at(self, factor: float) -> None:
-        """Update the weights at learning rates times `factor`. Schedulers go on seeing the unscaled ones."""
+        """Update the weights at learning rates times `factor`. Schedulers still see the unscaled rates."""
         if factor == 1.0:
             self._optimizer.step()
             return
@@ -83,7 +84,7 @@ class WorkerGroup:
 
 
 class SingleWorker(WorkerGroup):
-    """A single worker: plain torch. Of two successive steps in every `MEASURE_EVERY_STEPS`, gradients are compared."""
+    """A single worker: plain torch. Noise is measured from two successive steps in every `MEASURE_EVERY_STEPS`."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(model, optimizer)
@@ -91,7 +92,7 @@ class SingleWorker(WorkerGroup):
         self._kept_step, self._kept_samples = -1, 0
 
     def update(self, factor: float) -> Estimate | None:
-        """Compare with the gradients of the previous step, if noise is measured in this step, and update."""
+        """Compare with the previous step's gradients if noise is measured in this step, then update."""
         noise = self._compare()
         self._step_at(factor)
         return noise
@@ -115,7 +116,7 @@ class SingleWorker(WorkerGroup):
         return estimate((first + second) / 2, mean, inverse, 1 / sum(sizes))
 
     def _keep(self, gradients: list[Tensor]) -> None:
-        """Remember the gradients of this step, in the same memory as before: new memory costs more than the copy."""
+        """Store the gradients of this step, reusing memory, because new memory costs more than the copy."""
         if [kept.shape for kept in self._kept] != [gradient.shape for gradient in gradients]:
             self._kept = [torch.empty_like(gradient) for gradient in gradients]
         for kept, gradient in zip(self._kept, gradients, strict=True):
@@ -126,11 +127,11 @@ class SingleWorker(WorkerGroup):
 class AllReduceGroup(WorkerGroup):
     """Workers that average gradients among themselves: torch's DistributedDataParallel over nccl or gloo.
 
-    store: where the workers of this group alone find each other. Raises RuntimeError if they do not within `timeout`
-    seconds, or one of them is lost while another waits for it.
+    store: store through which only the workers of this group find each other. Raises RuntimeError if they do not within
+    `timeout` seconds, or if a worker is lost while another waits for it.
 
-    With nccl only `abort` ends a wait: torch's own watchdog would end the process and lose the newest state.
-    An interrupted operation then looks successful, so every step checks for an abort before it changes weights.
+    With nccl only `abort` ends a wait: torch's own watchdog would end the process and lose the newest state. An
+    interrupted operation then looks successful, so every step checks for an abort before it changes weights.
     """
 
     def __init__(
@@ -151,16 +152,16 @@ class AllReduceGroup(WorkerGroup):
     def wrap(self, leaves_out: bool) -> None:
         """Start averaging gradients. All workers already hold the same weights, so none are sent.
 
-        leaves_out: steps may compute no gradients for some weights, which are looked for in each.
+        leaves_out: steps may compute no gradients for some weights, which are then searched for in each step.
         """
         wrapped = DistributedDataParallel(self._bare, init_sync=False, find_unused_parameters=leaves_out)
         wrapped.register_comm_hook(self, AllReduceGroup._average)
         self.model = wrapped
 
     def share(self, data: bytes | None) -> bytes:
-        """Bytes of the first worker, on all workers. The others give None.
+        """Broadcast the first worker's bytes to all workers. The others pass None.
 
-        Not by `broadcast_object_list`, which unpickles what comes from the network and holds twice the memory.
+        `broadcast_object_list` is not used: it unpickles data from the network and takes twice the memory.
         """
         size = torch.tensor([len(data) if data is not None else 0], device=self._device)
         dist.broadcast(size, 0)
@@ -173,13 +174,13 @@ class AllReduceGroup(WorkerGroup):
         return data if data is not None else content.cpu().numpy().tobytes()
 
     def begin(self, step: int, own: int, samples: int) -> None:
-        """The norms of this worker's own gradients are summed up bucket by bucket."""
+        """Reset the sum of squared norms of this worker's own gradients, which grows bucket by bucket."""
         super().begin(step, own, samples)
         self._local = torch.zeros((), device=self._device)
 
-    # torch looks at the annotations of this hook: without `from __future__ import annotations` they are no strings.
+    # torch inspects the annotations of this hook, which must not be strings: no `from __future__ import annotations`.
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Average one bucket of gradients; the norm of this worker's own ones travels with the last."""
+        """Average one bucket of gradients. The norm of this worker's own gradients is sent with the last bucket."""
         buffer = bucket.buffer()
         if self._measures:
             self._local = self._local + torch.dot(buffer, buffer)
@@ -196,7 +197,7 @@ class AllReduceGroup(WorkerGroup):
         return _all_reduce(both, apart)
 
     def update(self, factor: float) -> Estimate | None:
-        """Every worker makes the same update of its own weights."""
+        """Update this worker's weights; every worker makes the same update."""
         self._wait()
         noise = None
         if self._measures:
@@ -205,10 +206,10 @@ class AllReduceGroup(WorkerGroup):
         return noise
 
     def abort(self) -> None:
-        """End all waiting for other workers: nccl's own way, or by cutting the connections.
+        """End all waiting for other workers: by nccl's own abort, or by shutting down gloo's connections.
 
-        No call of gloo wakes a thread that waits for a frozen process: aborting has no effect there, and
-        leaving the group waits too. Closing the connection wakes it.
+        No call of gloo wakes a thread that waits for a frozen process: aborting has no effect there, and leaving the
+        group waits too. Closing the connection wakes it.
         """
         self._aborted = True
         if self._device.type == "cuda":
@@ -222,7 +223,7 @@ class AllReduceGroup(WorkerGroup):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close all connections, so that workers waiting for this one notice at once."""
+        """Close all connections; workers waiting for this one notice at once."""
         if not self._open:
             return
         self._open = False
@@ -233,7 +234,7 @@ class AllReduceGroup(WorkerGroup):
             dist.destroy_process_group()
 
     def _wait(self) -> None:
-        """Wait until the sent data has arrived. Raises RuntimeError if the group was aborted meanwhile."""
+        """Wait until communication has completed. Raises RuntimeError if the group was aborted meanwhile."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         if self._aborted:
@@ -262,7 +263,7 @@ def open_sockets() -> set[tuple[int, int]]:
 
 
 def mean_inverse(samples: int, world: int) -> float:
-    """Mean over workers of 1 / (their samples), of a batch that `sampling.shard` has dealt out."""
+    """Mean over workers of 1 / (samples of the worker), for a batch dealt out by `sampling.shard`."""
     each, more = divmod(samples, world)
     return (more / (each + 1) + (world - more) / each) / world
 
@@ -278,7 +279,7 @@ def squared_norm(tensors: Iterable[Tensor]) -> float:
 
 
 def learning_rate_factor(rule: LrRule, scale: float, gain: float) -> float:
-    """Factor on the learning rate of a step with `scale` times the job's batch size, worth `gain` steps of it.
+    """Factor on the learning rate of a step with `scale` times the job's batch size, worth `gain` ordinary steps.
 
     linear: Goyal et al. (arXiv 1706.02677). sqrt: Krizhevsky (arXiv 1404.5997). adascale: Johnson et al. (ICML 2020),
     the gain itself.
@@ -287,8 +288,8 @@ def learning_rate_factor(rule: LrRule, scale: float, gain: float) -> float:
 
 
 def start_store(host: str) -> TCPStore:
-    """Store through which workers find each other: it listens at `host` alone, not on all interfaces like torch's own
-    socket."""
+    """Store through which workers find each other. It listens only at `host`; torch's own socket would listen on all
+    interfaces."""
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         port = listener.getsockname()[1]
         descriptor = listener.detach()
@@ -296,8 +297,8 @@ def start_store(host: str) -> TCPStore:
 
 
 def use_interface_of(address: str) -> None:
-    """Have gloo and nccl talk through the network interface that has an IPv4 address, if there is one, and no other:
-    the loopback interface on a cluster that keeps to itself (Linux). What the user has set stays."""
+    """Make gloo and nccl use only the network interface with this IPv4 address, if there is one (Linux). On a local
+    cluster, this is the loopback interface. Variables set by the user are kept."""
     get_interface_address = 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
