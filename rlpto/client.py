@@ -1,4 +1,4 @@
-"""Asking a job service over the network: `rlpto.client.Client`, which the verbs of the command use as well."""
+"""Python client of a job service: `rlpto.client.Client`, which the commands of `rlpto` use as well."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ ADDRESS_VARIABLE, TOKEN_VARIABLE = "RLPTO_SERVICE", "RLPTO_TOKEN"
 _RETRIED, _TOO_MANY = (502, 503, 504), 429
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _SWITCH_TIMEOUT_S = 190.0
-"""Longest wait for a policy to be in force; the service itself gives up a little earlier."""
+"""Longest wait until a switched policy is in force. The service itself gives up a little earlier."""
 
 Answer = dict[str, Any]
-"""What the service answers, as openapi.json describes it."""
+"""An answer of the service, as openapi.json describes it."""
 
 
 class ServiceError(RlptoError):
-    """The service cannot be reached, or refuses. status: of HTTP, 0: none came. kind: such as `quota-exceeded`."""
+    """The service cannot be reached, or refuses. status: HTTP status, 0 without an answer. kind: e.g.
+    `quota-exceeded`."""
 
     def __init__(self, message: str, status: int = 0, kind: str = "") -> None:
         super().__init__(message)
@@ -42,14 +43,13 @@ class ServiceError(RlptoError):
 
 
 class Client:
-    """A job service as one of its users. Every method raises ServiceError.
+    """A connection to a job service as one of its users. Every method raises ServiceError.
 
-    address: None: $RLPTO_SERVICE, else the service that was last started on this machine. token: None: $RLPTO_TOKEN,
-    else the admin's if the service was started on this machine. retry_for_s: how long a service that does not answer,
-    or takes no more for now, is asked again; what is asked twice is done once, and what could not be (users, tokens,
-    switches) is asked once.
-    certificate: of the service, where the system does not know it. others: addresses of further services on this
-    machine, if none was chosen.
+    address: address of the service. Default: $RLPTO_SERVICE, else the service last started on this machine. token:
+    secret of the user. Default: $RLPTO_TOKEN, else the admin's token if the service was started on this machine.
+    retry_for_s: how long requests are repeated if the service does not answer or is overloaded [s]. Idempotent requests
+    are retried. Creating users or tokens and switching policies is not. certificate: certificate of the service, if the
+    system does not trust it. others: addresses of other services on this machine, if no address was chosen.
     """
 
     def __init__(
@@ -94,26 +94,26 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._http.close()
 
     def submit(self, program: str, /, **job: Any) -> Answer:
-        """Submit a job; it is kept when this returns. job: as in POST /jobs (gpus, epochs, options, ...)."""
+        """Submit a job; it is stored when this returns. job: fields of POST /jobs (gpus, epochs, options, ...)."""
         return self._ask("POST", "/jobs", json={"program": program, **job}, headers=_new_key())
 
     def submit_array(self, first: int, last: int, program: str, /, **job: Any) -> list[Answer]:
-        """Submit a job for each number, which replaces `{i}` in its options and arguments; all of them, or none."""
+        """Submit one job per number, all or none. The number replaces `{i}` in options and arguments."""
         body = {"job": {"program": program, **job}, "first": first, "last": last}
         return list(self._ask("POST", "/jobs/array", json=body, headers=_new_key())["jobs"])
 
     def validate(self, program: str, /, **job: Any) -> Answer:
-        """What would be submitted, and the time and GPU-hours it would take."""
+        """Return the job that would be submitted, with its predicted time and GPU-hours."""
         return self._ask("POST", "/jobs/validate", json={"program": program, **job})
 
     def jobs(
         self, states: Sequence[str] = (), owner: str | None = None, label: str | None = None, limit: int | None = None
     ) -> Iterator[Answer]:
-        """Jobs, newest first, fetched page by page. limit: None: all."""
+        """Iterate over jobs, newest first, fetched page by page. limit: most jobs. Default: all."""
         left = math.inf if limit is None else limit
         wanted = {"state": list(states), "owner": owner, "label": label}
         given: dict[str, Any] = {name: value for name, value in wanted.items() if value not in (None, [])}
@@ -124,15 +124,15 @@ class Client:
             given["cursor"] = page["next"]
 
     def job(self, job: str) -> Answer:
-        """A job with its place in the queue and its prediction."""
+        """Return a job with its queue position and its prediction."""
         return self._ask("GET", f"/jobs/{_id(job)}")
 
     def cancel(self, job: str) -> Answer:
-        """Let a job end."""
+        """Cancel a job."""
         return self._ask("POST", f"/jobs/{_id(job)}/cancel")
 
     def cancel_all(self, label: str | None = None) -> list[Answer]:
-        """Let all own jobs end that are not over. label: those with this label, as key=value."""
+        """Cancel all own jobs that have not ended. label: restrict to jobs with this label, as key=value."""
         return list(self._ask("POST", "/jobs/cancel", params={} if label is None else {"label": label})["jobs"])
 
     def hold(self, job: str) -> Answer:
@@ -140,11 +140,11 @@ class Client:
         return self._ask("POST", f"/jobs/{_id(job)}/hold")
 
     def release(self, job: str) -> Answer:
-        """Let a job that is on hold start."""
+        """Let a held job start."""
         return self._ask("POST", f"/jobs/{_id(job)}/release")
 
     def resubmit(self, job: str) -> Answer:
-        """Submit a job that is over once more: the new one."""
+        """Submit an ended job again, and return the new one."""
         return self._ask("POST", f"/jobs/{_id(job)}/resubmit", headers=_new_key())
 
     def set_priority(self, job: str, priority: str) -> Answer:
@@ -152,8 +152,8 @@ class Client:
         return self._ask("PATCH", f"/jobs/{_id(job)}", json={"priority": priority})
 
     def wait(self, job: str, timeout: float | None = None) -> Iterator[Answer]:
-        """Yield the job when its state has changed and when its end is first predicted in that state, until it is over.
-        timeout: s; ServiceError after it."""
+        """Yield the job when its state changes and when its end is first predicted in that state, until it has ended.
+        timeout: seconds until ServiceError is raised."""
         until, before, announced = math.inf if timeout is None else time.monotonic() + timeout, None, False
         while True:
             found = self.job(job)
@@ -168,7 +168,8 @@ class Client:
             time.sleep(0.5)
 
     def logs(self, job: str, start: int = 1, *, follow: bool = False) -> Iterator[Answer]:
-        """Lines of a job's log from a number on; negative: the last ones. follow: until the job is over."""
+        """Iterate over lines of a job's log from number `start`; a negative number counts from the end. follow: wait
+        for new lines until the job has ended."""
         while True:
             page = self._ask("GET", f"/jobs/{_id(job)}/logs", params={"from": start, "limit": 1000})
             yield from page["lines"]
@@ -179,19 +180,19 @@ class Client:
                 time.sleep(0.5)
 
     def curves(self, job: str) -> Iterator[Answer]:
-        """Loss, accuracy, GPUs, goodput and noise scale of a job over time."""
+        """Iterate over loss, accuracy, GPUs, goodput and noise scale of a job over time."""
         since = 0
         while points := (page := self._ask("GET", f"/jobs/{_id(job)}/curves", params={"since": since}))["points"]:
             yield from points
             since = page["next"]
 
     def script(self, job: str) -> Answer:
-        """The script that a job trains by: name and source. ServiceError of kind `no-script`: by none."""
+        """Return name and source of a job's script. Raises ServiceError of kind `no-script` if it has none."""
         return self._ask("GET", f"/jobs/{_id(job)}/script")
 
     def save_checkpoint(self, job: str, path: Path) -> None:
-        """Write the newest checkpoint of a job to a file: `torch.load(path, weights_only=True)["model"]`. ServiceError
-        of kind `no-checkpoint`: there is none. An existing file is replaced once all has arrived."""
+        """Write the newest checkpoint of a job to a file: `torch.load(path, weights_only=True)["model"]`. An existing
+        file is replaced only by a complete one. Raises ServiceError of kind `no-checkpoint` if there is none."""
         digest = hashlib.sha256()
         try:
             with self._http.stream("GET", f"/jobs/{_id(job)}/checkpoint", timeout=60.0) as answer:
@@ -209,69 +210,69 @@ class Client:
             raise self._unreachable(broken) from None
 
     def queue(self) -> list[Answer]:
-        """Waiting jobs in order of service."""
+        """Return waiting jobs in order of service."""
         return list(self._ask("GET", "/queue")["queue"])
 
     def nodes(self) -> list[Answer]:
-        """Nodes with the GPUs that jobs hold."""
+        """Return nodes with the GPUs that jobs hold."""
         return list(self._ask("GET", "/nodes")["nodes"])
 
     def drain_node(self, node: str, seconds: float = 120.0) -> Answer:
-        """Announce that a node goes in some seconds: jobs leave it now. node: its id, or how that begins."""
+        """Announce that a node leaves in some seconds; jobs leave it now. node: its id, or the beginning of it."""
         path, body = f"/nodes/{quote(node, safe='')}/drain", {"seconds": seconds}
         return self._ask("POST", path, json=body, timeout=_SWITCH_TIMEOUT_S, again=False)
 
     def usage(self, days: float = 30.0, by: str | None = None) -> list[Answer]:
-        """GPU-hours that jobs have held in the last days, by user or by the values of a label."""
+        """Return GPU-hours held by jobs in the last `days` days, by user or by the values of a label."""
         given = {"days": days} if by is None else {"days": days, "by": by}
         return list(self._ask("GET", "/usage", params=given)["usage"])
 
     def programs(self) -> list[Answer]:
-        """Programs that may be trained."""
+        """Return the programs that may be trained."""
         return list(self._ask("GET", "/programs")["programs"])
 
     def set_program(self, name: str, program: Mapping[str, Any]) -> Answer:
-        """Add or replace a program, with the keys that it has in the settings; admins alone may."""
+        """Add or replace a program, with the same keys as in the settings. Only admins may."""
         return self._ask("PUT", f"/programs/{quote(name, safe='')}", json=dict(program))
 
     def delete_program(self, name: str) -> None:
-        """Let no further jobs of a program be submitted; admins alone may."""
+        """Refuse new jobs of a program. Only admins may."""
         self._ask("DELETE", f"/programs/{quote(name, safe='')}")
 
     def policies(self) -> list[Answer]:
-        """Policies that may be switched to."""
+        """Return the policies that may be switched to."""
         return list(self._ask("GET", "/policies")["policies"])
 
     def policy(self) -> Answer:
-        """The policy in force."""
+        """Return the policy in force."""
         return self._ask("GET", "/policy")
 
     def switch(self, policy: str, reason: str = "") -> Answer:
-        """Let another policy decide; returns once it is in force, which takes up to a minute the first time that one is
-        asked for which has to be compiled."""
+        """Switch to another policy and return once it is in force. A policy that must be compiled takes up to a minute
+        the first time."""
         wanted = {"json": {"policy": policy, "reason": reason}, "headers": {"If-Match": f'"{self.policy()["number"]}"'}}
         return self._ask("PUT", "/policy", **wanted, timeout=_SWITCH_TIMEOUT_S, again=False)
 
     def drain(self, on: bool) -> Answer:
-        """Let no further job start, or let them start again."""
+        """Stop jobs from starting, or let them start again."""
         return self._ask("PUT", "/drain", json={"on": on})
 
     def add_user(self, name: str, role: str) -> Answer:
-        """Add a user; admins alone may."""
+        """Add a user. Only admins may."""
         return self._ask("POST", "/users", json={"name": name, "role": role}, again=False)
 
     def make_token(self, user: str, label: str = "", days: float | None = None) -> str:
-        """A token of a user; admins alone may. days: until it expires; None: never."""
+        """Make a token for a user and return it. Only admins may. days: lifetime. Default: it never expires."""
         path, body = f"/users/{quote(user, safe='')}/tokens", {"label": label, "days": days}
         return str(self._ask("POST", path, json=body, again=False)["token"])
 
     def me(self) -> Answer:
-        """Who this is, and what they may have."""
+        """Return the user of this client, with role and quotas."""
         return self._ask("GET", "/me")
 
     def _ask(self, method: str, path: str, *, again: bool = True, **given: Any) -> Answer:
-        """The answer to a request. again: ask again where none comes: the same thing asked twice is done once. What is
-        refused because too much was asked is always asked again, as the service says when."""
+        """Send a request and return its answer. again: repeat an unanswered request; it must be idempotent. A request
+        refused because of its rate is always repeated, after the wait that the service asks for."""
         until, wait = time.monotonic() + self._retry_for_s, _FIRST_WAIT_S
         while True:
             try:
@@ -304,21 +305,21 @@ class Client:
 
 
 def note_service(address: str, token_file: Path) -> None:
-    """Remember a service that this process has started, so that its address and token need not be typed."""
+    """Record a service started by this process; its address and token need not be typed then."""
     others = {known: noted for known, noted in _noted().items() if known != address}
     noted = others | {address: (str(token_file.absolute()), os.getpid())}
     write_text(_note(), json.dumps(noted), "the note of a service")
 
 
 def service_is_known() -> bool:
-    """Whether a client without an address has one: by $RLPTO_SERVICE, or of a service that was started here."""
+    """Whether a client has a default address: $RLPTO_SERVICE, or a service that was started here."""
     return bool(os.environ.get(ADDRESS_VARIABLE) or _noted())
 
 
 def _noted() -> dict[str, tuple[str, int]]:
-    """Return token file and process of each service that was started here by address, newest last.
+    """Return token file and process of each service started on this machine, by address, newest last.
 
-    Services that have ended are left out, or all but the newest if all have.
+    Ended services are left out; if all have ended, only the newest is returned.
     """
     try:
         noted = json.loads(_note().read_text(encoding="utf-8"))
@@ -335,7 +336,7 @@ def _note() -> Path:
 
 
 def _token_of(noted: Mapping[str, tuple[str, int]], address: str) -> str:
-    """The token of a noted service; empty for any other, so that it is sent nowhere else."""
+    """Return the token of a recorded service. For any other address it is empty: a token is sent nowhere else."""
     try:
         return Path(noted[address][0]).read_text(encoding="ascii").strip()
     except (KeyError, OSError, ValueError):

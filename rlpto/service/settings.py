@@ -19,29 +19,30 @@ from rlpto.store.users import Role
 DATABASE = "service.sqlite"
 """Name of the database in the folder of the service."""
 STATE_FILE = "cluster.json"
-"""Where the cluster that a service has started is noted, in its folder: not where that of `rlpto cluster up` is."""
+"""File in the service's folder that records the cluster it started. `rlpto cluster up` records its own elsewhere."""
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of users, programs and options."""
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-"""Variable of the environment of `rlpto serve` that holds a secret, which is never in the file of settings."""
+"""Environment variable of `rlpto serve` that holds a secret. Secrets never stand in the settings file."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class OptionSettings(Settings):
-    """What users may choose for one option of a program. There are no free texts, so that no option can be a path."""
+    """Values that users may choose for one option of a program. Free text is not allowed, hence no option can be a
+    path."""
 
     type: Literal["integer", "number", "boolean", "choice"]
-    """Kind of value; choice: one of `choices`."""
+    """Type of the value. `choice` means one of `choices`."""
     minimum: float | None = None
-    """integer, number: the smallest."""
+    """Smallest value of an integer or a number."""
     maximum: float | None = None
-    """integer, number: the largest."""
+    """Largest value of an integer or a number."""
     choices: tuple[str, ...] = ()
-    """choice: the values there are."""
+    """Allowed values of a choice."""
     default: bool | int | float | str | None = None
-    """Value where a user gives none; null: that of the program."""
+    """Value if a user gives none. Default: the program's value."""
     description: str = Field("", max_length=300)
-    """What it does, for the page."""
+    """Description of the option on the page."""
 
     @model_validator(mode="after")
     def _is_bounded(self) -> OptionSettings:
@@ -58,7 +59,7 @@ class OptionSettings(Settings):
         return self
 
     def checked(self, value: object) -> bool | int | float | str:
-        """A user's value. Raises ValueError, which says what was expected, for any that is not allowed."""
+        """Return a user's value if it is allowed. Raises ValueError with the expected values otherwise."""
         if self.type == "boolean":
             if isinstance(value, bool):
                 return value
@@ -76,18 +77,18 @@ class OptionSettings(Settings):
 
 
 class CatalogueProgram(Settings):
-    """A program that users may train, and how far they may change it."""
+    """A program that users may train, and the options that they may change."""
 
     description: str = Field("", max_length=500)
-    """What it is, for the page."""
+    """Description of the program on the page."""
     program: ProgramKeys
-    """What it trains: keys of `ray.programs` in an experiment file (`training`, `samples`, `epochs`, ...)."""
+    """The training: keys of `ray.programs` in an experiment file (`training`, `samples`, `epochs`, ...)."""
     options: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], OptionSettings] = Field(
         default_factory=dict
     )
-    """Options that users may set; the others are as in `program.options`."""
+    """Options that users may set. All others keep their values in `program.options`."""
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=10**9)], ...] = Field((), max_length=32)
-    """Batch sizes that users may choose, in samples; empty: only that of the program."""
+    """Batch sizes that users may choose, in samples. Default: only the program's batch size."""
     most_epochs: float = Field(1000.0, gt=0, le=10**6)
     """Most epochs of one job."""
     most_gpus: int = Field(64, ge=1, le=16_384)
@@ -95,28 +96,29 @@ class CatalogueProgram(Settings):
 
 
 class OidcSettings(Settings):
-    """Single sign-on at a provider of OpenID Connect, which calls back at ADDRESS/login/oidc/callback."""
+    """Single sign-on at an OpenID Connect provider, which calls back at ADDRESS/login/oidc/callback."""
 
     issuer: str = Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
-    """The provider's issuer, as in its ID tokens: https, or http on this machine."""
+    """The provider's issuer, exactly as in its ID tokens: https, or http on this machine."""
     client_id: str = Field(min_length=1)
-    """As which the service is registered there."""
+    """Client ID under which the service is registered at the provider."""
     client_secret_env: Variable | None = None
-    """Variable with its secret; null: a public client."""
+    """Environment variable with the client's secret. Default: a public client without a secret."""
     name: str = "single sign-on"
     """The provider's name on the page for signing in."""
     claim: Literal["email", "preferred_username"] = "email"
-    """Claim of the ID token by which a user is known, which users must not be able to choose; email: a verified one."""
+    """Claim of the ID token that identifies a user. Users must not be able to choose its value; `email` must be
+    verified."""
     domains: tuple[str, ...] = ()
-    """Domains of verified e-mail addresses that may sign in; empty: all."""
+    """Domains of verified e-mail addresses that may sign in. Default: all."""
     role_claim: str | None = None
-    """Claim with the values of `roles`, such as groups; null: `claim`."""
+    """Claim with the values of `roles`, such as groups. Default: `claim`."""
     roles: dict[str, Role] = Field(default_factory=dict)
-    """Role by value of that claim, the highest one of several. Where there are some, they decide at each sign-in."""
+    """Role by value of that claim; the highest of several counts. If set, it determines the role at each sign-in."""
     default_role: Role | None = None
-    """Role of new users, and of those that no entry of `roles` names; null: they are refused."""
+    """Role of new users, and of users without an entry in `roles`. Default: they are refused."""
     token_days: float = Field(30.0, gt=0, le=3650)
-    """Longest life in days of tokens that are made in a session of single sign-on."""
+    """Longest lifetime in days of tokens made in a single sign-on session."""
 
     @model_validator(mode="after")
     def _is_encrypted(self) -> OidcSettings:
@@ -125,7 +127,7 @@ class OidcSettings(Settings):
         return self
 
     def secret(self) -> str:
-        """Return the client's secret; empty for a public client. Raises ConfigError where its variable is not set."""
+        """Return the client's secret, empty for a public client. Raises ConfigError if its variable is not set."""
         variable = self.client_secret_env
         if variable and not os.environ.get(variable):
             raise ConfigError(f"web.oidc.client_secret_env: variable {variable} of the environment is empty or missing")
@@ -133,32 +135,32 @@ class OidcSettings(Settings):
 
 
 class WebSettings(Settings):
-    """The web process."""
+    """Settings of the web process."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Any but loopback needs a certificate, or `behind_proxy`."""
+    """Address to listen on. Any address but loopback needs a certificate, or `behind_proxy`."""
     port: int = Field(8765, ge=0, le=65_535)
-    """Port; 0: a free one."""
+    """Port to listen on; 0 picks a free one."""
     hosts: tuple[str, ...] = ()
-    """Further names under which users reach the service: requests for any other host are refused."""
+    """Additional host names under which users reach the service. Requests for any other host are refused."""
     behind_proxy: bool = False
-    """A proxy on this machine or network ends TLS."""
+    """Whether a proxy on this machine or network terminates TLS."""
     certificate: ConfigPath | None = None
     """TLS certificate (PEM)."""
     key: ConfigPath | None = None
-    """Its key (PEM)."""
+    """Private key of the certificate (PEM)."""
     posts_per_second: float = Field(20.0, gt=0, le=10_000)
-    """Changes that a user may make, per second over ten seconds; more are answered 429."""
+    """Changes that a user may make per second, averaged over ten seconds. Excess requests are answered 429."""
     streams: int = Field(8, ge=1, le=1000)
-    """Streams of events that a user may hold open."""
+    """Event streams that a user may hold open."""
     request_seconds: float = Field(15.0, gt=0, le=600)
-    """Seconds for receiving a whole request, headers and body; the connection is closed after them."""
+    """Seconds for receiving a whole request, headers and body, before the connection is closed."""
     session_hours: float = Field(12.0, gt=0, le=720)
     """Hours after which a browser has to sign in again."""
     webhook: str | None = Field(None, pattern=r"^https?://[^\s/]+")
-    """Address that gets a POST when a job is over, with `text` for people and the `job`; null: none."""
+    """Address that receives a POST when a job ends, with `text` for people and the `job`. Default: no webhook."""
     oidc: OidcSettings | None = None
-    """Single sign-on; null: users sign in with tokens alone."""
+    """Single sign-on. Default: users sign in only with tokens."""
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:
@@ -172,90 +174,90 @@ class WebSettings(Settings):
 
 
 class QuotaSettings(Settings):
-    """What a user may have at a time, where the user has no quota of their own."""
+    """Limits on a user's jobs, for users without quotas of their own."""
 
     gpus_held: int | None = Field(None, ge=1)
-    """GPUs held by all jobs of a user; null: no limit."""
+    """GPUs held by all jobs of a user. Default: no limit."""
     jobs_queued: int = Field(1000, ge=1, le=100_000)
-    """Jobs that are not over."""
+    """Jobs of a user that have not ended."""
     highest_priority: Literal["high", "normal", "low"] = "high"
-    """Highest class that users and developers may give to jobs; operators and admins may use all."""
+    """Highest priority class that users and developers may give to jobs; operators and admins may use all."""
 
 
 class RetentionSettings(Settings):
-    """How much the database keeps. What is older is removed, the oldest first."""
+    """Limits on what the database keeps. The oldest rows are removed first."""
 
     jobs: int = Field(100_000, ge=100)
-    """Jobs that are over, with their events, points and spans."""
+    """Ended jobs, with their events, points and spans."""
     events: int = Field(200_000, ge=1000)
     """Events."""
     points_per_job: int = Field(2000, ge=10)
-    """Points of a job's curves; where there are more, every second one goes."""
+    """Points of a job's curves. Beyond this, every second point is removed."""
     decisions: int = Field(20_000, ge=100)
     """Decisions."""
     spans: int = Field(200_000, ge=1000)
-    """Allocations that are over."""
+    """Spans, that is, allocations that have ended."""
     audit: int = Field(100_000, ge=1000)
-    """Changes in the audit trail, and as many switches of the policy."""
+    """Changes in the audit trail, and as many policy switches."""
     logs_days: float = Field(90.0, gt=0)
-    """Days after its end that a job's log lines and checkpoints are kept; as long task volume, answered requests, and
-    tokens and sessions that have ended."""
+    """Days that a job's log lines and checkpoints are kept after its end; equally long task volume, answered requests,
+    and ended tokens and sessions."""
 
 
 class SchedulerSettings(Settings):
-    """The scheduler process."""
+    """Settings of the scheduler process."""
 
     address: str | None = None
-    """host:port of a Ray cluster, or auto; null: a local one with the nodes of the experiment, which the service starts
-    and ends."""
+    """host:port of a Ray cluster, or auto. Default: a local cluster with the experiment's nodes, which the service
+    starts and ends."""
     policy: str = "fifo"
-    """Policy of the first start; later that of the last switch."""
+    """Policy of the first start; later starts use the policy of the last switch."""
     policies: dict[Annotated[str, Field(pattern=PLAIN_NAME)], str] = Field(default_factory=dict)
-    """Further policies by the name users see, as `rlpto evaluate` takes them: `agent: "agent:run=runs/philly"`."""
+    """Additional policies by the name users see, as `rlpto evaluate` takes them: `agent: "agent:run=runs/philly"`."""
     predict_every: float = Field(5.0, gt=0)
-    """Seconds from one prediction of starts and finishes to the next, at least."""
+    """Minimum seconds between two predictions of starts and finishes."""
 
 
 class ServiceSettings(Settings):
-    """A job service."""
+    """Settings of a job service."""
 
     folder: Path = Path("runs/service")
-    """Where store, logs and checkpoints are kept, relative to the working directory, as runs are."""
+    """Folder of database, logs and checkpoints, relative to the working directory."""
     experiment: ConfigPath
-    """Experiment file, or example, whose cluster, queue, reward, simulator, forecast and ray hold here."""
+    """Experiment file, or example, from which cluster, queue, reward, simulator, forecast and ray are taken."""
     on_stop: Literal["keep", "end"] = "keep"
-    """Ctrl-C: keep: jobs train on where the cluster stays (`scheduler.address`); end: they write a checkpoint and wait
-    for the next start."""
+    """Effect of Ctrl-C: with keep, jobs train on if the cluster stays (`scheduler.address`); with end, they write a
+    checkpoint and wait for the next start."""
     web: WebSettings = WebSettings()
     """The web process."""
     scheduler: SchedulerSettings = SchedulerSettings()
     """The scheduler process."""
     quotas: QuotaSettings = QuotaSettings()
-    """What a user may have at a time."""
+    """Limits on a user's jobs."""
     retention: RetentionSettings = RetentionSettings()
-    """How much is kept."""
+    """Limits on what the database keeps."""
     programs: dict[Annotated[str, Field(pattern=PLAIN_NAME)], CatalogueProgram] = Field(default_factory=dict)
-    """The catalogue: what users may train. An admin may change it while the service runs."""
+    """The catalogue of programs that users may train. An admin may change it while the service runs."""
 
     @property
     def database(self) -> Path:
-        """The database."""
+        """Path of the database."""
         return self.folder / DATABASE
 
     @property
     def program_specs(self) -> dict[str, dict[str, Any]]:
-        """The programs by name, as JSON, as they are given."""
+        """The programs by name as JSON, with only the keys that were given."""
         return {name: entry.model_dump(mode="json", exclude_unset=True) for name, entry in self.programs.items()}
 
 
 def is_safe_url(url: object) -> bool:
-    """Whether what is sent there can be read by no one in between: https, or http on this machine."""
+    """Whether nobody in between can read requests to this address: https, or http on this machine."""
     parts = urlsplit(str(url))
     return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
 
 
 def load_service(path: Path | str) -> ServiceSettings:
-    """Read the settings of a service; a name without ending is that of an example.
+    """Read the settings of a service; a name without a suffix is an example's.
 
     Raises ConfigError, in one line, for everything that is wrong with the file.
     """
