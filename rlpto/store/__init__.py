@@ -1,5 +1,6 @@
-"""The one SQLite database in which the web process and the scheduler process meet.
+"""The SQLite database shared by the web process and the scheduler process.
 
-Web inserts jobs (`submitted`) and requests; every later state of a job is the scheduler's. Times are seconds since
-1970. Functions take a `Store` and write inside its `transaction()`; they do not commit while an outer one is open.
+The web process inserts jobs (`submitted`) and requests; only the scheduler sets a job's later states. Times are seconds
+since 1970. Functions take a `Store` and write inside its `transaction()`; inside an outer transaction they do not
+commit.
 """

@@ -1,4 +1,4 @@
-"""The checkpoints of a job in its folder: what a controller goes on from, and what users fetch."""
+"""Checkpoints in a job's folder, from which controllers resume and which users download."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlpto.io.errors import CheckpointError, refusals_as, system_reason
 from rlpto.io.files import whole_file
 
 KEPT_CHECKPOINTS = 2
-"""Number of checkpoints kept, so that the previous one is available if the newest is damaged."""
+"""Number of checkpoints kept. The previous one is used if the newest is damaged."""
 
 _NAME = re.compile(r"step-(\d{12})-([0-9a-f]{64})\.ckpt")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk. step: training step it holds. sha256: of the file, in hexadecimal."""
+    """A checkpoint on disk. step: its training step. sha256: hash of the file, in hexadecimal."""
 
     step: int
     path: str
@@ -30,8 +30,8 @@ class Checkpoint:
 def write_checkpoint(folder: Path, step: int, state: bytes) -> Checkpoint:
     """Write `state` as the checkpoint of `step` and drop all but the newest `KEPT_CHECKPOINTS`.
 
-    The file's name holds its hash. Raises CheckpointError if the disk is full or the folder may not be written;
-    older checkpoints are then all there.
+    The file's name holds its hash. Raises CheckpointError if the disk is full or the folder may not be written; all
+    older checkpoints are then still there.
     """
     digest = hashlib.sha256(state).hexdigest()
     path = folder / f"step-{step:012d}-{digest}.ckpt"
@@ -52,15 +52,15 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def name_of(file: str) -> tuple[int, str]:
-    """Step and SHA-256 that the name of a checkpoint's file says; 0 and empty: it is none."""
+    """Step and SHA-256 in a checkpoint's file name; 0 and an empty string for other names."""
     match = _NAME.fullmatch(file)
     return (int(match[1]), match[2]) if match else (0, "")
 
 
 def read_newest(folder: Path) -> tuple[Checkpoint, bytes, list[str]] | None:
-    """The newest sound checkpoint, its content, and what was wrong with newer ones; None if there are no checkpoints.
+    """The newest sound checkpoint, its content, and problems with newer ones; None if there are no checkpoints.
 
-    Raises CheckpointError if there are some, but none of them is sound.
+    Raises CheckpointError if there are checkpoints, but none is sound.
     """
     wrong: list[str] = []
     found = open_newest(folder, wrong.append)
@@ -73,10 +73,10 @@ def read_newest(folder: Path) -> tuple[Checkpoint, bytes, list[str]] | None:
 
 
 def open_newest(folder: Path, say: Callable[[str], object] = lambda _: None) -> tuple[Checkpoint, BinaryIO] | None:
-    """The newest sound checkpoint, and its file at the start; None if there is none. say: notified of what is wrong
-    with newer ones.
+    """Open the newest sound checkpoint, positioned at its start; None if there is none. say: called with problems of
+    newer ones.
 
-    An open file stays whole where the job goes on and removes it.
+    The open file stays readable even if the job removes it.
     """
     for checkpoint in list_checkpoints(folder):
         try:
@@ -94,7 +94,7 @@ def open_newest(folder: Path, say: Callable[[str], object] = lambda _: None) -> 
 
 
 def drop_checkpoints(folder: Path) -> None:
-    """Remove all checkpoints: those of an earlier job of the same name. Raises CheckpointError if one stays."""
+    """Remove all checkpoints of an earlier job of the same name. Raises CheckpointError if one cannot be removed."""
     refused = folder.glob("step-*.refused") if folder.is_dir() else ()
     for path in [*(Path(checkpoint.path) for checkpoint in list_checkpoints(folder)), *refused]:
         with refusals_as(CheckpointError, f"{path}: cannot be removed"):

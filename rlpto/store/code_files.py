@@ -1,4 +1,4 @@
-"""Files that go with a developer's script, such as modules and settings: a zip archive, as text of base64."""
+"""Files that accompany a developer's script, such as modules and settings: a zip archive, encoded as base64 text."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LONGEST_NAME = 200
 
 
 def pack(script: Path, chosen: Sequence[Path]) -> str:
-    """The text of files and folders that lie in the folder of a script, each named from there; the same for the same
-    files. Hidden files and `__pycache__` of folders are left out.
+    """Pack files and folders from a script's folder into text, with names relative to that folder. Equal files give
+    equal text. Hidden files and `__pycache__` of folders are left out.
 
-    Raises ConfigError for a path that is missing or lies elsewhere, for names with other characters than letters,
+    Raises ConfigError for a path that is missing or outside the folder, for names with other characters than letters,
     digits, `_`, `.` and `-`, and for too many or too large files.
     """
     root = script.parent.resolve()
@@ -45,7 +45,7 @@ def pack(script: Path, chosen: Sequence[Path]) -> str:
 
 
 def packed(files: Mapping[str, bytes]) -> str:
-    """The text of files by name; empty: there are none. Raises ValueError if it is too long."""
+    """Pack files, given by name, into text; empty if there are none. Raises ValueError if the text is too long."""
     found = io.BytesIO()
     with zipfile.ZipFile(found, "w") as archive:
         for name, content in sorted(files.items()):
@@ -57,7 +57,7 @@ def packed(files: Mapping[str, bytes]) -> str:
 
 
 def _named(root: Path, chosen: Path) -> Iterator[tuple[str, Path]]:
-    """Files of a path by their names from `root`. Raises ConfigError."""
+    """Files below a path, with their names relative to `root`. Raises ConfigError for unsuitable paths."""
     path = chosen.resolve()
     if not path.exists():
         raise ConfigError(f"--files {chosen}: there is no such file or folder")
@@ -78,15 +78,15 @@ def _is_plain(name: str) -> bool:
 
 
 def unpack(text: str) -> dict[str, bytes]:
-    """Content of files by name. Raises ConfigError as `unzip`."""
+    """Unpack text into file contents by name. Raises ConfigError under the conditions of `unzip`."""
     with parsing("files", _EXPECTED, ConfigError):
         archive = base64.b64decode(text, validate=True)
     return unzip(archive)
 
 
 def unzip(archive: bytes) -> dict[str, bytes]:
-    """Content of files by name; hidden ones are left out. Raises ConfigError for what is no archive, for names that
-    `pack` would refuse, and for too many or too large files."""
+    """Unpack an archive into file contents by name, without hidden files. Raises ConfigError for an invalid archive,
+    for names that `pack` would refuse, and for too many or too large files."""
     with parsing("files", _EXPECTED, ConfigError), CheckedZip(io.BytesIO(archive)) as opened:
         listed = [one for one in opened.infolist() if not one.is_dir() and not _is_hidden(one.filename)]
         if len(listed) > MOST_FILES or sum(one.file_size for one in listed) > LARGEST_UNPACKED:
@@ -99,12 +99,12 @@ def unzip(archive: bytes) -> dict[str, bytes]:
 
 
 def _is_hidden(name: str) -> bool:
-    """True for `.git/config`; not for `../a`, which is refused."""
+    """True for `.git/config`. False for `../a`, which is refused elsewhere."""
     return any(part.startswith(".") and part.strip(".") for part in name.split("/"))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files below a folder; those that are there already stay. Raises JobError where that is not possible."""
+    """Write files below a folder; unchanged files are not touched. Raises JobError if a file cannot be written."""
     for name, content in files.items():
         path = folder / name
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What jobs report while they train (points), and which GPUs they held when (spans)."""
+"""Reports of jobs during training (points), and the GPUs they held over time (spans)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlpto.store.rows import Row, find
 
 @dataclass(frozen=True)
 class Point(Row):
-    """A report of a job. epoch: done. goodput: samples/s times statistical efficiency. noise_scale: samples."""
+    """A report of a job. epoch: epochs done. goodput: samples/s times statistical efficiency. noise_scale: samples."""
 
     TABLE = "points"
 
@@ -26,7 +26,7 @@ class Point(Row):
 
 @dataclass(frozen=True)
 class Span(Row):
-    """GPUs of one node that a job held from `started` to `ended` [s]; None: it still does."""
+    """GPUs on one node that a job held from `started` to `ended` [s], which is None if it still holds them."""
 
     TABLE = "spans"
 
@@ -41,7 +41,7 @@ class Span(Row):
 
 @dataclass(frozen=True)
 class Usage:
-    """What jobs of a user, or with a value of a label (empty: without that label), held. jobs: those that held GPUs."""
+    """GPU-hours of a user's jobs, or of a label value (empty for jobs without the label). jobs: jobs that held GPUs."""
 
     who: str
     jobs: int
@@ -49,12 +49,12 @@ class Usage:
 
 
 def points_after(store: Store, job: str, seq: int = 0, limit: int = 2000) -> list[Point]:
-    """Points of a job that follow number `seq`, in order."""
+    """Points of a job after number `seq`, in order."""
     return find(store, Point, "WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?", (job, seq, limit))
 
 
 def thin_points(store: Store, job: str, most: int) -> None:
-    """Where a job has more than `most` points: remove every second one, but not the newest."""
+    """Remove every second point of a job with more than `most` points, but not the newest."""
     with store.transaction():
         row = store.row("SELECT count(*), max(seq) FROM points WHERE job = ?", (job,))
         if row is None or row[0] <= most:
@@ -67,13 +67,13 @@ def thin_points(store: Store, job: str, most: int) -> None:
 
 
 def close_spans(store: Store, job: str, at: float) -> None:
-    """Note that a job holds nothing any more."""
+    """Record that a job holds nothing any more."""
     store.write("UPDATE spans SET ended = ? WHERE job = ? AND ended IS NULL", (at, job))
 
 
 def spans_between(store: Store, since: float, until: float, limit: int = 10_000) -> list[Span]:
-    """Spans that overlap a time [s], the newest `limit` of them, newest first."""
-    tail = "WHERE started < ? AND {} ORDER BY started DESC LIMIT ?"  # one query a case: each has an index
+    """Spans that overlap an interval [s]: the newest `limit`, newest first."""
+    tail = "WHERE started < ? AND {} ORDER BY started DESC LIMIT ?"  # one query per case, each with an index
     open_ones = find(store, Span, tail.format("ended IS NULL"), (until, limit))
     over = find(store, Span, tail.format("ended >= ?"), (until, since, limit))
     return sorted(open_ones + over, key=lambda span: -span.started)[:limit]
@@ -85,7 +85,8 @@ def spans_of_job(store: Store, job: str) -> list[Span]:
 
 
 def usage(store: Store, since: float, until: float, label: str | None = None, owner: str | None = None) -> list[Usage]:
-    """GPU-hours held in a time [s] by owner, or by the values of a label, largest first. owner: only of their jobs."""
+    """GPU-hours held in an interval [s] by owner, or by the values of a label, largest first. owner: only their
+    jobs."""
     who = "s.owner" if label is None else "coalesce((SELECT value FROM json_each(j.labels) WHERE key = :label), '')"
     rows = store.rows(
         f"SELECT {who} AS who, count(DISTINCT s.job), "

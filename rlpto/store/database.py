@@ -1,6 +1,6 @@
-"""The connection to the database: transactions that never wait half-way, and one line for every error.
+"""The connection to the database: transactions that never wait half-way, and one-line errors.
 
-A file is made whole or not at all. The process that owns its contents, the scheduler, waits where the disk is full.
+A file is created completely or not at all. The scheduler, which owns the contents, waits while the disk is full.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from rlpto.io.errors import ClusterError, system_reason
 from rlpto.store.schema import SCHEMA, TABLES, changed_rows, row_sum
 
 LOCK_TIMEOUT_S = 10.0
-"""Longest wait for another process that writes."""
+"""Longest wait for another process to finish writing."""
 RETRY_INTERVAL_S = 1.0
-"""Time between two attempts to write what the disk had no room for."""
+"""Time between two attempts to write while the disk is full."""
 NOTICE_INTERVAL_S = 120.0
-"""Time between two lines about a wait that goes on."""
+"""Time between two messages about an ongoing wait."""
 APPLICATION = 0x524C5054
 """SQLite's `application_id` of the database: RLPT."""
 
 Values = Sequence[Any] | Mapping[str, Any]
 
 DAMAGE = (sqlite3.Error, UnicodeDecodeError, OverflowError)
-"""What a damaged file makes Python's SQLite raise: the latter two where names or numbers in it make no sense."""
+"""Exceptions of Python's SQLite on a damaged file; the latter two come from invalid names or numbers in it."""
 _REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
-"""Primary result codes of writes that may succeed later: no room, another writer, or the device refuses."""
+"""Primary result codes of writes that may succeed later: no room, another writer, or a failing device."""
 _READS = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 
 
@@ -42,12 +42,12 @@ class StoreError(ClusterError):
 
 
 class Store:
-    """One connection to the database, for one thread. The file is made if it is missing.
+    """One connection to the database, for one thread. The file is created if missing.
 
-    durable: a write that was answered outlives a power cut (synchronous=FULL); else it outlives a killed process only.
-    on_wait: None: writes that the disk has no room for raise. Else they wait, and it is called with a line when one
-    does, now and then meanwhile, and when it goes on. Ctrl-C ends the wait, and sets it to None.
-    longest_wait_s: longest time that a write waited for the other process.
+    durable: completed writes survive a power cut (synchronous=FULL); otherwise they survive only a killed process.
+    on_wait: makes writes wait while the disk is full, and is called with a line when a wait begins, during it, and when
+    it ends. Ctrl-C ends the wait and resets it. Default: writes to a full disk raise. longest_wait_s: longest time that
+    a write waited for the other process.
 
     Raises StoreError if the file is damaged, foreign, or of another version of RLPTO, or cannot be written.
     """
@@ -69,23 +69,23 @@ class Store:
             self._turn = path.with_name(f"{path.name}-turn").open("ab")
 
     def rows(self, query: str, values: Values = ()) -> list[tuple[Any, ...]]:
-        """All rows that a query finds."""
+        """All rows of a query."""
         with self._clear_errors():
             return self._base.execute(query, values).fetchall()
 
     def row(self, query: str, values: Values = ()) -> tuple[Any, ...] | None:
-        """The first row that a query finds."""
+        """The first row of a query."""
         with self._clear_errors():
             found: tuple[Any, ...] | None = self._base.execute(query, values).fetchone()
             return found
 
     def fact(self, key: str) -> str | None:
-        """A single value of the service or session; None if it was never set."""
+        """The value of a key of the service or session; None if it was never set."""
         row = self.row("SELECT value FROM facts WHERE key = ?", (key,))
         return None if row is None else str(row[0])
 
     def set_fact(self, key: str, value: str) -> None:
-        """Keep a single value."""
+        """Set the value of a key."""
         self.write("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", (key, value))
 
     def write(self, statement: str, *rows: Values) -> sqlite3.Cursor:
@@ -95,7 +95,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything written inside is kept at its end, or nothing of it. Inside another one: part of that."""
+        """Commit all writes inside at its end, or none. A nested transaction belongs to the outer one."""
         if self._base.in_transaction:
             yield
             return
@@ -130,7 +130,7 @@ class Store:
             return found
 
     def _execute(self, statement: str, rows: Sequence[Values]) -> sqlite3.Cursor:
-        one = len(rows) == 1  # `executemany` says no number of the row that is inserted
+        one = len(rows) == 1  # `executemany` does not give the number of the inserted row
         execute = (
             partial(self._base.execute, statement, rows[0]) if one else partial(self._base.executemany, statement, rows)
         )
@@ -152,15 +152,16 @@ class Store:
                 self._wait(error)
 
     def _roll_back(self) -> None:
-        """Undo what is not committed, and let others write."""
+        """Roll back uncommitted changes, and let others write."""
         if self._base.in_transaction:
             self._base.execute("ROLLBACK")
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def _wait(self, error: sqlite3.Error) -> sqlite3.Cursor | None:
-        """Wait until the transaction under way can be written again from its beginning; what its last statement gave.
+        """Wait until the current transaction can be repeated from its beginning, and return the result of its last
+        statement.
 
-        Raises `error`, or one like it, where waiting is of no use.
+        Raises `error`, or a later one, if waiting is of no use.
         """
         since, noted = time.monotonic(), -math.inf
         found: sqlite3.Cursor | None = None
@@ -190,7 +191,7 @@ class Store:
         return found
 
     def check(self) -> None:
-        """Read all that a scheduler believes. Raises StoreError for what is not as it was written."""
+        """Check all data that a scheduler relies on. Raises StoreError if any has been altered."""
         with self._clear_errors():
             ((found,),) = self._base.execute("PRAGMA integrity_check(1)").fetchall()
             if found == "ok":
@@ -199,13 +200,13 @@ class Store:
             raise unusable(self.path, f"it is damaged: {found}")
 
     def take_waits(self) -> list[float]:
-        """Seconds of each wait for a full disk since this was last asked."""
+        """Durations of waits for a full disk since the last call [s]."""
         waits, self._waits = self._waits, []
         return waits
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Inside a transaction that does not wait for room: what is written inside is undone alone where it raises."""
+        """Undo only the writes inside if they raise. Use it in a transaction that does not wait for room."""
         self._base.execute("SAVEPOINT one")
         try:
             yield
@@ -229,14 +230,14 @@ class Store:
             raise unusable(self.path, system_reason(error)) from None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._clear_errors():
             self._base.close()
         self._turn.close()
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection to the file as it is."""
+    """Connect to the file without checking it."""
     base = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
     base.create_function("row_sum", -1, row_sum, deterministic=True)
     sqlite3.enable_callback_tracebacks(True)  # a Ctrl-C within `row_sum` reaches `sys.unraisablehook`
@@ -269,8 +270,8 @@ def check_version(base: sqlite3.Connection, path: Path) -> None:
 
 
 def unusable(path: Path, reason: object) -> StoreError:
-    """The error of a database that is damaged, or is none."""
-    said = " ".join(str(reason).split())  # SQLite quotes what it cannot read, however long that is
+    """Return the error for a file that is damaged or is no database."""
+    said = " ".join(str(reason).split())  # SQLite may quote unreadable content of any length
     return StoreError(
         f"{path}: the database cannot be used: {said[:300]}; expected the file as rlpto has left it: put back a copy, "
         "or start over (--fresh, or another folder)"
@@ -278,7 +279,7 @@ def unusable(path: Path, reason: object) -> StoreError:
 
 
 def _make(path: Path) -> None:
-    """A new database, which others see with all its tables or not at all. Two processes may try at once."""
+    """Create a database, which others see with all its tables or not at all. Two processes may try at once."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     unfinished.unlink(missing_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""What has happened, in one order: the stream that pages and clients follow."""
+"""Events in a single order: the stream that pages and clients follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlpto.store.rows import Row, find, insert
 @dataclass(frozen=True)
 class Event(Row):
     """kind: `job` (state, reason, GPUs of a job have changed), `policy`, `nodes`, `queue` (positions or predictions),
-    `decision`, `drain`, `end` (the service stops). job, owner: None: about no job, for all users."""
+    `decision`, `drain`, `end` (the service stops). job, owner: None for events about no job, which all users see."""
 
     TABLE = "events"
 
@@ -34,12 +34,12 @@ def add_event(
     body: Mapping[str, Any] | None = None,
     time: float | None = None,
 ) -> int:
-    """Note something that has happened; its number. time: s of the session, for one of its own."""
+    """Add an event and return its number. time: s of the session, for events of the session."""
     return insert(store, "events", at=at, time=time, kind=kind, job=job, owner=owner, body=body or {})
 
 
 def events_after(store: Store, seq: int, limit: int = 1000) -> list[Event]:
-    """Events that follow number `seq`, oldest first."""
+    """Events after number `seq`, oldest first."""
     return find(store, Event, "WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
 
 
@@ -49,12 +49,12 @@ def events_of_job(store: Store, job: str) -> list[Event]:
 
 
 def last_event(store: Store) -> int:
-    """Number of the newest event; 0: there is none."""
+    """Number of the newest event; 0 if there is none."""
     row = store.row("SELECT max(seq) FROM events")
     return 0 if row is None or row[0] is None else int(row[0])
 
 
 def first_event(store: Store) -> int:
-    """Number of the oldest event that is kept; 0: there is none."""
+    """Number of the oldest event that is kept; 0 if there is none."""
     row = store.row("SELECT min(seq) FROM events")
     return 0 if row is None or row[0] is None else int(row[0])

@@ -1,4 +1,4 @@
-"""Jobs in the database: what was asked for, and what has become of it."""
+"""Jobs in the database: requested values and present state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATES: tuple[State, ...] = get_args(State)
 ACTIVE: tuple[State, ...] = ("queued", "starting", "running")
 """States of jobs that the scheduler decides on."""
 ENDED: tuple[State, ...] = ("finished", "failed", "cancelled", "rejected")
-"""States after which nothing changes any more."""
+"""Final states."""
 EXPECTED: tuple[State, ...] = ("submitted", "checking")
 """States of jobs that the scheduler does not decide on yet."""
 Priority = Literal["high", "normal", "low"]
@@ -26,13 +26,13 @@ _ID_LETTERS = 12
 
 @dataclass(frozen=True)
 class NewJob(Row):
-    """What a user asks for, checked. name: a label.
+    """A job as requested by a user, checked. name: a label.
 
-    script: digest of a developer's script, with the arguments of its command line, the samples of an epoch, and
-    packages that pip installs for its workers besides those of the program. None: the program's. epochs: work.
-    batch_size: samples of a step, None: the program's. metric: None: the experiment's.
-    after: jobs that have to finish first. most_hours: since its start, after which it is cancelled; None: no limit.
-    seed: of the training; None: one of its own.
+    script: digest of a developer's script. arguments, samples, pip: its command line, the samples of an epoch, and
+    packages that pip installs for its workers in addition to the program's. Default: the program's values. epochs:
+    epochs to train. batch_size: samples of a step. Default: the program's. metric: Default: the experiment's. after:
+    jobs that must finish first. most_hours: hours from its start until it is cancelled. Default: no limit. seed: seed
+    of the training. Default: derived from `seq`.
     """
 
     TABLE = "jobs"
@@ -60,11 +60,11 @@ class NewJob(Row):
 
 @dataclass(frozen=True)
 class JobRow(NewJob):
-    """A job as the database has it. seq: in order of submission.
+    """A job in the database. seq: number in order of submission.
 
-    submitted, changed, queued, started, ended: s; None: not yet. progress: epochs done. gpus_held: now.
-    gpu_seconds: so far. reason: why it is in its state, empty: as usual. held_by: the user who holds it back from its
-    start; empty: no hold. A job with GPUs has none.
+    submitted, changed, queued, started, ended: times [s], or None if not yet reached. progress: epochs done. gpus_held:
+    GPUs held now. gpu_seconds: used so far. reason: explanation of its state, empty if as usual. held_by: user who
+    keeps it from starting, empty if none. A job with GPUs is never on hold.
     """
 
     seq: int = 0
@@ -87,23 +87,23 @@ class JobRow(NewJob):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing changes any more."""
+        """Whether the job has ended."""
         return self.state in ENDED
 
     @property
     def waits_for(self) -> str:
-        """Why it is not queued yet; empty: it comes after no job, or is queued."""
+        """Reason why it is not queued yet because of other jobs; empty if there is none."""
         return f"it comes after {', '.join(self.after)}" if self.after and self.queued is None else ""
 
 
 @dataclass(frozen=True)
 class SessionJob(JobRow):
-    """A job that the scheduler of a session knows. number: its place there. launched: whether it ever had a controller.
+    """A job that a session's scheduler knows. number: its number there. launched: whether it ever had a controller.
 
-    start_time, finish_time: s of the session. reached_90 and so on: when it had gained that share [%] of the accuracy
-    it can gain; None: not yet. failure: whole text of what went wrong last. kept_seconds: of training that no fault
-    has taken back. lost_gpu_seconds: of training that faults have; None: it has not trained. final_accuracy:
-    at its end, as expected. gained: share of it; shortfall: s times the share missing, not kept while all was missing.
+    start_time, finish_time: s of the session. reached_90 and so on: time when it had gained this share [%] of its
+    attainable accuracy, or None. failure: full text of the last failure. kept_seconds: training not rolled back by a
+    fault. lost_gpu_seconds: training rolled back by faults, None before it has trained. final_accuracy: expected at its
+    end. gained: share of it. shortfall: integral of the missing share [s], not stored while everything is missing.
     """
 
     number: int = 0
@@ -128,7 +128,7 @@ _ASKED = [one.name for one in fields(NewJob)]
 
 
 def insert_job(store: Store, job: NewJob, at: float) -> JobRow:
-    """A new job in state `submitted`. Its id cannot be guessed and is a file name anywhere."""
+    """Insert a new job in state `submitted`. Its id cannot be guessed and is a valid file name on any system."""
     made = "j" + "".join(secrets.choice(_LETTERS) for _ in range(_ID_LETTERS))
     asked = {name: getattr(job, name) for name in _ASKED}
     with store.transaction():
@@ -140,14 +140,14 @@ def insert_job(store: Store, job: NewJob, at: float) -> JobRow:
 
 
 def get_job(store: Store, job: str) -> JobRow | None:
-    """The job of an id."""
+    """The job with an id."""
     return first(store, JobRow, "WHERE id = ?", (job,))
 
 
 def jobs_to_take_in(store: Store, limit: int) -> list[JobRow]:
-    """Jobs that the scheduler does not decide on yet and that wait for no other job, in order of submission; those on
-    hold come last. Where there are more than `limit`, those whose program is being checked are left out first: others
-    need not wait for that."""
+    """Jobs that the scheduler does not decide on yet and that wait for no other job, in order of submission; held jobs
+    come last. If there are more than `limit`, jobs whose program is being checked are omitted first, because others
+    need not wait for the check."""
     waits = (
         "EXISTS (SELECT 1 FROM json_each(jobs.after) AS other JOIN jobs AS before ON before.id = other.value "
         f"WHERE before.state NOT IN ({_marks(ENDED)}))"
@@ -159,12 +159,12 @@ def jobs_to_take_in(store: Store, limit: int) -> list[JobRow]:
 
 
 def on_hold(store: Store) -> dict[str, str]:
-    """Jobs that are held back from their start, and by whom."""
+    """Jobs kept from starting, with the user who holds each."""
     return dict(store.rows("SELECT id, held_by FROM jobs WHERE held_by != '' AND ended IS NULL"))
 
 
 def out_of_time(store: Store, now: float) -> list[str]:
-    """Jobs that have had all their hours since their start, and that nobody has asked to end."""
+    """Running jobs past their time limit for which no cancellation is pending."""
     rows = store.rows(
         f"SELECT id FROM jobs WHERE state IN ({_marks(ACTIVE)}) AND started + 3600 * most_hours < ? "
         "AND NOT EXISTS (SELECT 1 FROM requests WHERE kind = 'cancel' AND job = jobs.id AND done_at IS NULL)",
@@ -188,7 +188,8 @@ def list_jobs(
     before: int | None = None,
     limit: int = 50,
 ) -> list[JobRow]:
-    """Jobs, newest first. owner, states, label ("key=value"): of these only. before: number that they precede."""
+    """Jobs, newest first. owner, states, label ("key=value"): filters. before: exclusive upper bound of the job
+    number."""
     seq = "seq" if label is None else "labels.job"
     source = "jobs" if label is None else "labels CROSS JOIN jobs ON jobs.seq = labels.job"  # labels lead: by index
     given = {"labels.label = ?": label, "owner = ?": owner, f"{seq} < ?": before}
@@ -207,7 +208,7 @@ def list_jobs(
 
 
 def count_open(store: Store, owner: str) -> int:
-    """How many jobs of a user are not over."""
+    """Number of jobs of a user that have not ended."""
     row = store.row(
         "SELECT count(*) FROM jobs WHERE owner = ? "  # as text, so that the index `jobs_open` is used
         "AND state IN ('submitted', 'checking', 'queued', 'starting', 'running')",
@@ -217,7 +218,7 @@ def count_open(store: Store, owner: str) -> int:
 
 
 def count_by_state(store: Store) -> dict[str, int]:
-    """How many jobs are in each state; states without any are left out."""
+    """Number of jobs in each state; states without jobs are left out."""
     return {row[0]: int(row[1]) for row in store.rows("SELECT state, count(*) FROM jobs GROUP BY state")}
 
 

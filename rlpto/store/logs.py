@@ -1,7 +1,8 @@
-"""The log of a job in its folder: what its workers print, and how training goes: numbered lines in two files at most.
+"""The log of a job in its folder: output of its workers and progress of training, as numbered lines in at most two
+files.
 
-A line is JSON: {"n": number from 1 on, "at": seconds, "text": ...}. When `log.jsonl` is full it becomes `log.jsonl.1`,
-in place of the one before; numbers go on over both.
+A line is JSON: {"n": number from 1 on, "at": seconds, "text": ...}. When `log.jsonl` is full, it replaces
+`log.jsonl.1`; numbers continue across both.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from pathlib import Path
 
 LOG, OLDER = "log.jsonl", "log.jsonl.1"
 FILE_BYTES = 10_000_000
-"""Size of a file at which another one is begun."""
+"""Size at which a new file is begun."""
 LONGEST_LINE = 4000
-"""Characters of a line; what is beyond is cut off."""
+"""Most characters of a line; the rest is cut off."""
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _START, _END = b'{"n": ', b'"}'
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line. n: counts from 1. at: s."""
+    """A line. n: number, from 1. at: time [s]."""
 
     n: int
     at: float
@@ -33,16 +34,16 @@ class LogLine:
 
 
 def job_folder(run: Path, job: str) -> Path:
-    """Where everything of a job is kept. Raises ValueError for what is no id, such as a path."""
+    """Folder of a job. Raises ValueError if `job` is not a job id, but for example a path."""
     if not _ID.fullmatch(job):
         raise ValueError(f"{job!r} is no id of a job")
     return run / "jobs" / job
 
 
 def log_lines(run: Path, job: str, start: int, limit: int) -> list[LogLine]:
-    """At most `limit` lines from number `start` on; a negative start: that number of lines at the end.
+    """At most `limit` lines from number `start`. A negative `start` means that many lines at the end.
 
-    Lines that are gone, or half-written by a killed process, are left out. Raises ValueError as `job_folder`.
+    Lines that are gone, or half-written by a killed process, are left out. Raises ValueError if `job` is not a job id.
     """
     folder = job_folder(run, job)
     lines = _whole_lines(folder / LOG)
@@ -53,7 +54,7 @@ def log_lines(run: Path, job: str, start: int, limit: int) -> list[LogLine]:
 
 
 def _whole_lines(file: Path) -> list[bytes]:
-    """The lines of a file that were written to their end, which are in the order of their numbers."""
+    """Completely written lines of a file, in order of their numbers."""
     try:
         text = file.read_bytes()
     except OSError:
@@ -74,13 +75,13 @@ def _number(line: bytes) -> int:
 
 
 def encodable(text: str) -> str:
-    """A text with its halves of characters, such as those of file names that are no UTF-8, as escapes: neither a file
-    nor the database takes them as they are."""
+    """Escape surrogates in a text, such as from file names that are not UTF-8, because neither a file nor the database
+    accepts them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class OutputLog:
-    """The log of one job. Where the disk refuses it is silent: a log is no reason to disturb training."""
+    """The log of one job. It ignores write errors, because a log must not disturb training."""
 
     def __init__(self, folder: Path, file_bytes: int = FILE_BYTES) -> None:
         self._path, self._older, self._file_bytes = folder / LOG, folder / OLDER, file_bytes
@@ -88,7 +89,7 @@ class OutputLog:
         self._number = _number(written[-1]) if written else 0
 
     def write(self, text: str, at: float | None = None) -> None:
-        """Append text, line by line. at: when that was said, on the clock of `time.time`; None: now."""
+        """Append text, line by line. at: time of the text [s of `time.time`]. Default: now."""
         when = round(time.time() if at is None else at, 3)
         lines = []
         for line in encodable(text).rstrip("\n").split("\n"):

@@ -1,4 +1,4 @@
-"""Copies of a job's checkpoints in object storage, such as S3: uploaded from the disk while the job trains on."""
+"""Copies of a job's checkpoints in object storage, such as S3, uploaded from disk while the job continues to train."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 LONGEST_WAIT_S = 60.0
 """Longest wait between two attempts to upload."""
 REQUEST_S = 60.0
-"""Longest wait for an answer of S3; by default Arrow ends after 3 s, and slow servers would never have a copy."""
+"""Longest wait for an answer of S3. Arrow's default is 3 s, with which slow servers would never get a copy."""
 CLOSING_S = 12.0
-"""How long a job that ends waits for its newest checkpoint to arrive: controllers that take 20 s to end are killed."""
+"""Longest wait of an ending job for its newest checkpoint to arrive. Controllers that take 20 s to end are killed."""
 
 
 def checked_uri(uri: str) -> str:
-    """An address of storage. Raises ValueError for one without a kind, and for one with credentials in it."""
+    """Check a storage address. Raises ValueError if it has no scheme, or contains credentials."""
     parts = urlsplit(uri)
     if not parts.scheme or not (parts.netloc or parts.path.strip("/")):
         raise ValueError(f"expected an address such as s3://bucket/folder, got {uri!r}")
@@ -37,19 +37,19 @@ def checked_uri(uri: str) -> str:
 class CheckpointStorage:
     """Copies of the checkpoints in one job's folder.
 
-    uri: what `pyarrow.fs` reads: s3://bucket/folder?region=...&endpoint_override=..., gs://, file:///. say: is called
-    with what went wrong, once until an upload succeeds, from a thread of its own too. Credentials are those of the
-    environment.
+    uri: address for `pyarrow.fs`: s3://bucket/folder?region=...&endpoint_override=..., gs://, file:///. say: called
+    with an error, once until an upload succeeds, possibly from another thread. Credentials come from the environment.
     """
 
     def __init__(self, uri: str, job: str, folder: Path, say: Callable[[str], None]) -> None:
         self._uri, self._job, self._folder, self._say = uri, job, folder, say
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._wrong = ""  # what is wrong since the last upload that succeeded
+        self._wrong = ""  # error since the last successful upload
 
     def offer(self) -> None:
-        """There is a newer checkpoint in the folder: upload it in the background, in place of those before it."""
+        """Upload the newest checkpoint in the background, because a newer one is in the folder. It replaces older
+        copies."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
             self._thread.start()
@@ -65,7 +65,7 @@ class CheckpointStorage:
                 self._say(f"{self._uri}: the last checkpoint has not arrived: {self._wrong or 'no answer yet'}")
 
     def fetch(self) -> bool:
-        """Copy the newest sound checkpoint into the folder; whether there was one. Those refused there are left out."""
+        """Copy the newest sound checkpoint into the folder, except refused ones. Returns whether there was one."""
         try:
             system, place = self._opened()
             for name in self._names(system, place):
@@ -85,7 +85,7 @@ class CheckpointStorage:
         return False
 
     def clear(self) -> None:
-        """Remove the copies: those of an earlier job of the same name."""
+        """Remove copies of an earlier job of the same name."""
         try:
             system, place = self._opened()
             if self._names(system, place):
@@ -94,7 +94,7 @@ class CheckpointStorage:
             self._say(f"{self._uri}: cannot be emptied: {_reason(wrong)}")
 
     def _work(self) -> None:
-        """Upload whenever there is something new; after a failure again, until it succeeds or the job ends."""
+        """Upload new checkpoints; after a failure, retry until it succeeds or the job ends."""
         wait = 1.0
         while True:
             self._wake.wait()
@@ -115,10 +115,10 @@ class CheckpointStorage:
                 return
 
     def _upload(self) -> None:
-        """Upload the newest checkpoint if it is not there, then drop old ones. Raises OSError."""
+        """Upload the newest checkpoint if it is missing, then drop old ones. Raises OSError."""
         system, place = self._opened()
         known = self._names(system, place)
-        found = open_newest(self._folder)  # not before: a slow answer may take longer than a checkpoint is kept
+        found = open_newest(self._folder)  # only now, because a checkpoint may be removed during a slow answer
         if found is None:
             return
         with found[1] as file:
@@ -136,9 +136,9 @@ class CheckpointStorage:
 
         try:
             system, place = FileSystem.from_uri(self._uri)
-        except (ValueError, NotImplementedError) as unknown:  # of Arrow, which has no others
+        except (ValueError, NotImplementedError) as unknown:  # Arrow's errors for unknown addresses
             raise OSError(str(unknown)) from unknown
-        if system.type_name == "s3":  # an address cannot name its times
+        if system.type_name == "s3":  # an address cannot specify timeouts
             rebuild, (options,) = system.__reduce__()
             times = {"request_timeout": REQUEST_S, "connect_timeout": REQUEST_S / 6}
             system = rebuild({**options, **times, "allow_delayed_open": True})  # one request for a small checkpoint
@@ -153,6 +153,6 @@ class CheckpointStorage:
 
 
 def _reason(wrong: OSError) -> str:
-    """What an error says in a line: of Arrow's the part that says what the server answered."""
+    """One-line text of an error; for Arrow, only the part with the server's answer."""
     before, mark, after = str(wrong).partition("AWS Error ")
     return one_line(mark + after if mark else before)

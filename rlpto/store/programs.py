@@ -1,4 +1,4 @@
-"""The catalogue: what may be trained, and what users may choose about it."""
+"""The catalogue: programs that may be trained, and options that users may choose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Checked = Literal["unchecked", "usable", "refused", "deleted"]
 @dataclass(frozen=True)
 class ProgramRow(Row):
     """A program. spec: `rlpto.service.settings.CatalogueProgram` as JSON, as it was given. checked: whether the
-    scheduler could make it train, and deleted for one whose jobs alone go on; problem: why it could not."""
+    scheduler could import it, or deleted if only existing jobs continue. problem: why it could not be imported."""
 
     TABLE = "programs"
 
@@ -31,14 +31,14 @@ class ProgramRow(Row):
 
 
 def set_programs(store: Store, specs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add or replace programs by name. New and changed ones have to be checked, and those that take no jobs."""
+    """Add or replace programs by name. New and changed ones, and ones that take no jobs, will be checked."""
     with store.transaction():
         same = {row.name for row in all_programs(store) if row.takes_jobs and row.spec == specs.get(row.name)}
         put(store, [ProgramRow(name, spec) for name, spec in specs.items() if name not in same])
 
 
 def get_program(store: Store, name: str) -> ProgramRow | None:
-    """The program of a name, also a deleted one."""
+    """The program with a name, including a deleted one."""
     return first(store, ProgramRow, "WHERE name = ?", (name,))
 
 
@@ -48,7 +48,7 @@ def all_programs(store: Store) -> list[ProgramRow]:
 
 
 def note_check(store: Store, row: ProgramRow, problem: str) -> None:
-    """Note what keeps a program from training; empty: nothing. Nothing is noted if it has been changed since."""
+    """Record why a program cannot be imported, empty if it can. Nothing is recorded if it has changed since."""
     with store.transaction():
         if get_program(store, row.name) == row:
             put(store, [replace(row, checked="refused" if problem else "usable", problem=problem)])

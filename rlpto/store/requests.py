@@ -1,4 +1,4 @@
-"""What the web asks of the scheduler, and what it answered."""
+"""Requests of the web process to the scheduler, and their answers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from rlpto.store.database import Store
 from rlpto.store.rows import Row, find, first, insert
 
 Kind = Literal["cancel", "priority", "hold", "policy", "drain", "leave"]
-"""cancel, priority, hold (put on or taken off): of `job`; body of priority: {"priority"}. policy: body
-{"policy", "reason", "number"}, where number is the switch that must still be in force. drain: body {"on"}: no job
-starts until it is off. leave: body {"node", "seconds"} until the node goes."""
+"""cancel, priority, hold (set or released) concern `job`; the body of priority is {"priority"}. policy: body {"policy",
+"reason", "number"}, where number is the switch that must still be in force. drain: body {"on"}; no job starts until it
+is off. leave: body {"node", "seconds"}, the time until the node leaves."""
 
 
 @dataclass(frozen=True)
 class Request(Row):
-    """job: None where the request is about none. done_at: None: open. problem: why it was refused; empty: done."""
+    """A request. job: None if it concerns no job. done_at: time of the answer [s], or None if still open. problem:
+    reason of a refusal, empty if done."""
 
     TABLE = "requests"
 
@@ -33,8 +34,8 @@ class Request(Row):
 
 @dataclass(frozen=True)
 class Switch(Row):
-    """A change of policy. number: counts them from 1, and is the ETag. before: None: the service had just started.
-    asked, in_force: s."""
+    """A change of policy. number: counts switches from 1, and is the ETag. before: previous policy, or None at the
+    first start. asked, in_force: s."""
 
     TABLE = "switches"
 
@@ -50,32 +51,32 @@ class Switch(Row):
 def ask(
     store: Store, kind: Kind, by: str, at: float, job: str | None = None, body: Mapping[str, Any] | None = None
 ) -> int:
-    """Ask the scheduler for something; the number of the request."""
+    """Add a request to the scheduler, and return its number."""
     return insert(store, "requests", kind=kind, job=job, body=body or {}, by=by, at=at)
 
 
 def open_requests(store: Store) -> list[Request]:
-    """What the scheduler has not answered, oldest first."""
+    """Unanswered requests, oldest first."""
     return find(store, Request, "WHERE done_at IS NULL ORDER BY seq")
 
 
 def get_request(store: Store, seq: int) -> Request | None:
-    """A request with its answer, if there is one."""
+    """A request, with its answer if there is one."""
     return first(store, Request, "WHERE seq = ?", (seq,))
 
 
 def asked(store: Store, kind: Kind, job: str) -> list[Request]:
-    """The open requests of a kind about a job, oldest first."""
+    """Open requests of a type about a job, oldest first."""
     return find(store, Request, "WHERE done_at IS NULL AND kind = ? AND job = ? ORDER BY seq", (kind, job))
 
 
 def answer(store: Store, seq: int, at: float, problem: str = "") -> None:
-    """Say that a request is done, or why it was refused."""
+    """Record that a request is done, or why it was refused."""
     store.write("UPDATE requests SET done_at = ?, problem = ? WHERE seq = ? AND done_at IS NULL", (at, problem, seq))
 
 
 def add_switch(store: Store, policy: str, by: str, reason: str, asked: float, in_force: float) -> Switch:
-    """Note that another policy decides from now on."""
+    """Record that another policy decides from now on."""
     with store.transaction():
         last = switch_in_force(store)
         number, before = (1, None) if last is None else (last.number + 1, last.policy)
@@ -85,5 +86,5 @@ def add_switch(store: Store, policy: str, by: str, reason: str, asked: float, in
 
 
 def switch_in_force(store: Store) -> Switch | None:
-    """The newest switch: its policy decides. None: the scheduler has never run."""
+    """The newest switch, whose policy is in force. None if the scheduler has never run."""
     return first(store, Switch, "ORDER BY number DESC")

@@ -1,7 +1,6 @@
-"""Rows of the tables as dataclasses, whose fields have the names of the columns; mappings and
-sequences are kept as JSON.
+"""Table rows as dataclasses with the columns as fields; mappings and sequences are stored as JSON.
 
-These rows are also what the REST interface answers.
+The REST interface returns these rows, too.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rlpto.store.database import Store, Values
 
 
 class Row:
-    """Base of the dataclasses. TABLE: where their rows are."""
+    """Base of the dataclasses. TABLE: name of their table."""
 
     TABLE: ClassVar[str]
 
@@ -25,7 +24,7 @@ R = TypeVar("R", bound=Row)
 
 
 def find(store: Store, kind: type[R], tail: str = "", values: Values = (), source: str = "") -> list[R]:
-    """The rows of a table. tail: SQL that follows FROM, such as WHERE and ORDER BY; values: of its question marks.
+    """Find rows of a table. tail: SQL after FROM, such as WHERE and ORDER BY. values: values of its question marks.
     source: a join in place of the table."""
     columns = _columns(kind)  # type: ignore[arg-type]  # mypy takes no class as hashable
     decoders = [(at, decode) for at, decode in enumerate(columns.values()) if decode is not None]
@@ -39,17 +38,17 @@ def find(store: Store, kind: type[R], tail: str = "", values: Values = (), sourc
 
 
 def first(store: Store, kind: type[R], tail: str = "", values: Values = ()) -> R | None:
-    """The first of the rows that `find` gives; None: there is none."""
+    """The first row that `find` would return; None if there is none."""
     return next(iter(find(store, kind, f"{tail} LIMIT 1", values)), None)
 
 
 def insert(store: Store, table: str, **columns: object) -> int:
-    """Insert a row; its number."""
+    """Insert a row, and return its number."""
     return int(store.write(_statement("INSERT", table, list(columns)), [*map(_kept, columns.values())]).lastrowid or 0)
 
 
 def put(store: Store, rows: Sequence[Row]) -> None:
-    """Insert rows of one table, in place of those with the same key."""
+    """Insert rows of one table, replacing rows with the same key."""
     if rows:
         names = list(_columns(type(rows[0])))  # type: ignore[arg-type]
         values = ([_kept(getattr(row, name)) for name in names] for row in rows)
@@ -57,7 +56,7 @@ def put(store: Store, rows: Sequence[Row]) -> None:
 
 
 def put_all(store: Store, kind: type[R], rows: Sequence[R], where: str = "", values: Values = ()) -> None:
-    """Put rows in place of all those that a table has. where: only of those that this SQL finds; values: its own."""
+    """Replace all rows of a table. where: SQL condition that limits the replaced rows. values: its values."""
     with store.transaction():
         store.write(f"DELETE FROM {kind.TABLE} {where}", values)
         put(store, rows)
@@ -69,7 +68,7 @@ def _statement(verb: str, table: str, names: Sequence[str]) -> str:
 
 @cache
 def _columns(kind: Any) -> dict[str, Callable[[Any], Any] | None]:
-    """Names of the columns, and how values come back that SQLite has no type for."""
+    """Names of the columns, and decoders of values for which SQLite has no type."""
     hints = get_type_hints(kind)
     return {one.name: _decoder(hints[one.name]) for one in fields(kind)}
 

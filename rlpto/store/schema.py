@@ -1,8 +1,8 @@
-"""The tables of the database: what one scheduler knows, and what users of a service have asked for and may see.
+"""The tables of the database: state of one scheduler, requests of a service's users, and data shown to them.
 
-A session is what one scheduler does on one cluster: the whole life of a service, or one cell of `rlpto evaluate
---cluster ray`. Its own times are seconds since it began, without those in which nothing trained; all others are seconds
-since 1970.
+A session is the work of one scheduler on one cluster: the whole life of a service, or one cell of `rlpto evaluate
+--cluster ray`. Session times are seconds since its beginning, without times in which nothing trained; all others are
+seconds since 1970.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zlib
 from contextlib import closing
 
 SCHEMA = 18
-"""Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
+"""Version of the tables, in SQLite's `user_version`. Lower versions predate the first release and are refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
 _TABLES = """
@@ -143,11 +143,11 @@ CREATE TABLE audit (
 """
 
 SUMMED = ("jobs", "facts", "allocations", "changes", "improvements", "nodes", "events", "decisions")
-"""Tables that a scheduler believes after a restart: each of their rows has a sum over its other columns."""
+"""Tables that a restarted scheduler relies on. Each of their rows has a checksum over its other columns."""
 
 
 def row_sum(*values: object) -> int:
-    """What column `sum` of a row holds: SQLite itself does not see a changed byte that is a valid value, too."""
+    """Value of column `sum` of a row. SQLite itself does not notice a changed byte that is still a valid value."""
     return zlib.crc32(repr(values).encode("utf-8", "surrogateescape"))
 
 
@@ -169,11 +169,11 @@ TABLES = _TABLES + "".join(
     )
     for table, columns in _COLUMNS.items()
 )
-"""What makes all tables, with the sums of their rows."""
+"""SQL that creates all tables, with the checksums of their rows."""
 
 
 def changed_rows(base: sqlite3.Connection) -> str:
-    """What is wrong with rows that are not as they were written; empty: nothing."""
+    """Describe rows whose checksum is wrong; empty if there are none."""
     for table, names in _COLUMNS.items():
         ((count,),) = base.execute(f"SELECT count(*) FROM {table} WHERE sum != row_sum({names})").fetchall()
         if count:

@@ -1,4 +1,4 @@
-"""Scripts that developers have submitted, each kept once, and folders that Ray's client has uploaded."""
+"""Scripts submitted by developers, each stored once, and folders uploaded by Ray's client."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlpto.store.rows import Row, first, put
 
 _LARGEST_PARSED = 256 * 1024
 MOST_PACKAGES = 20
-"""Folders of one user; the oldest go."""
+"""Most folders of one user; the oldest are removed."""
 
 
 @dataclass(frozen=True)
 class ScriptRow(Row):
-    """A script. digest: of the rest, which jobs name it by. name: of its file. source: its text. files: those that go
-    with it, as `rlpto.store.code_files` packs them; empty: none."""
+    """A script. digest: hash of the other fields, by which jobs refer to it. name: name of its file. source: its text.
+    files: accompanying files, packed by `rlpto.store.code_files`, empty if there are none."""
 
     TABLE = "scripts"
 
@@ -31,7 +31,7 @@ class ScriptRow(Row):
 
 
 def compiled(source: str, name: str, error: type[RlptoError]) -> CodeType:
-    """The code of a script called `name`. Raises `error` for what is no Python."""
+    """Compile a script called `name`. Raises `error` if it is not valid Python."""
     try:
         return compile(source, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as wrong:
@@ -39,9 +39,9 @@ def compiled(source: str, name: str, error: type[RlptoError]) -> CodeType:
 
 
 def imports_session(source: bytes) -> bool:
-    """Return whether a text in Python imports `rlpto.elastic` or a module of it, or has such a name as a text, as an
-    import by `importlib` does. A large text that only mentions `elastic` passes: it is not parsed, which no other
-    thread could interrupt."""
+    """Return whether Python source imports `rlpto.elastic` or one of its modules, or contains such a name as a string,
+    for example for `importlib`. A large text that mentions `elastic` passes unparsed, because no other thread could
+    interrupt parsing."""
     if b"elastic" not in source:
         return False
     if len(source) > _LARGEST_PARSED:
@@ -65,7 +65,7 @@ def script_row(name: str, source: str, files: str = "") -> ScriptRow:
 
 
 def keep_script(store: Store, script: ScriptRow) -> None:
-    """Keep a script, for as long as a job names it."""
+    """Store a script, for as long as a job refers to it."""
     if get_script(store, script.digest) is None:
         put(store, [script])
 
@@ -77,7 +77,7 @@ def get_script(store: Store, digest: str) -> ScriptRow | None:
 
 @dataclass(frozen=True)
 class PackageRow(Row):
-    """A folder. name: that Ray's client gave it. files: as `rlpto.store.code_files` packs them. at: s."""
+    """A folder. name: name given by Ray's client. files: packed by `rlpto.store.code_files`. at: s."""
 
     TABLE = "packages"
 
@@ -88,7 +88,7 @@ class PackageRow(Row):
 
 
 def keep_package(store: Store, package: PackageRow) -> None:
-    """Keep a folder of a user."""
+    """Store a folder of a user."""
     put(store, [package])
     kept = "SELECT name FROM packages WHERE owner = ? ORDER BY at DESC LIMIT ?"
     values = (package.owner, package.owner, MOST_PACKAGES)

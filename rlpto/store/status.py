@@ -1,4 +1,4 @@
-"""How the cluster stands, as the scheduler has last written it: nodes, queue, predictions, decisions, forecasts."""
+"""State of the cluster as last written by the scheduler: nodes, queue, predictions, decisions, forecasts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rlpto.store.database import Store
 from rlpto.store.rows import Row, find, first, put
 
 HEARTBEAT, DRAIN, PROVISIONING = "heartbeat", "drain", "provisioning"
-"""Keys of facts."""
+"""Keys of the key-value table."""
 ANY_METRIC = "any"
-"""Metric of a preview that is the same by every metric."""
+"""Metric of a preview that is the same for every metric."""
 MOST_GONE_NODES = 100
-"""Nodes that are gone and still shown."""
+"""Most nodes shown that are gone."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A sign of life of the scheduler. process: its id. since: s, when it started. address: of the cluster.
-    decisions: so far. longest_wait: s, longest wait for the database since it started."""
+    """A sign of life of the scheduler. process: its id. since: when it started [s]. address: address of the cluster.
+    decisions: number so far. longest_wait: longest wait for the database since it started [s]."""
 
     process: int
     since: float
@@ -31,8 +31,8 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class ProvisioningStatus:
-    """What a provisioner decided last, `at` [s]: `wanted` GPUs of rented nodes; of nodes that were `ready`, `booting`,
-    and `held` by jobs. spare: GPUs that it wanted beyond the demand of jobs, held and waited for."""
+    """The last decision of a provisioner, made `at` [s]. wanted: GPUs that rented nodes should have. ready, booting:
+    GPUs of rented nodes. held: GPUs held by jobs. spare: GPUs wanted beyond the jobs' demand, held and waited for."""
 
     at: float
     provisioner: str
@@ -44,15 +44,15 @@ class ProvisioningStatus:
 
     @property
     def text(self) -> str:
-        """In a line, for people."""
+        """A line for people."""
         seen = f"{self.ready:g} are ready, {self.booting:g} boot, {self.held:g} are held"
         return f"{self.provisioner} wants nodes of {self.wanted:g} GPUs, {self.spare:g} spare; {seen}"
 
 
 @dataclass(frozen=True)
 class NodeRow(Row):
-    """A node. kind: of its GPUs. jobs: GPUs that each job holds there now. host: name of its machine. leaves: when it
-    goes, as announced [s]; None: nothing was announced. spot: its owner may take it away."""
+    """A node. kind: its GPU type. jobs: GPUs that each job holds there now. host: name of its machine. leaves:
+    announced time when it leaves [s], or None. spot: its owner may take it away."""
 
     TABLE = "nodes"
 
@@ -68,7 +68,8 @@ class NodeRow(Row):
 
 @dataclass(frozen=True)
 class QueueRow(Row):
-    """A waiting job. position: 1 is served first. gpus_ahead: that jobs before it ask for. reason: why it waits."""
+    """A waiting job. position: 1 is served first. gpus_ahead: GPUs requested by jobs before it. reason: why it
+    waits."""
 
     TABLE = "queue"
 
@@ -80,9 +81,9 @@ class QueueRow(Row):
 
 @dataclass(frozen=True)
 class PredictionRow(Row):
-    """When a job will start and finish [s]; low, high: bounds of an 80 % interval; None: not predicted.
+    """Predicted start and finish of a job [s]. low, high: bounds of an 80 % interval. None means not predicted.
 
-    as_of: s, when that was simulated. policy: in force then.
+    as_of: time of the simulation [s]. policy: policy in force then.
     """
 
     TABLE = "predictions"
@@ -100,9 +101,9 @@ class PredictionRow(Row):
 
 @dataclass(frozen=True)
 class DecisionRow(Row):
-    """A decision. latency: s. capacity, held: GPUs up, and held after it. active, waiting: jobs. reward: of the
-    interval before, and its parts by name; steering: what the agent did to the index, by name; empty: another policy
-    decided."""
+    """A decision. latency: s. capacity, held: GPUs up, and GPUs held after it. active, waiting: numbers of jobs.
+    reward, parts: reward of the preceding interval, and its parts by name. steering: the agent's changes to the index,
+    by name; empty for other policies."""
 
     TABLE = "decisions"
 
@@ -120,9 +121,9 @@ class DecisionRow(Row):
 
 @dataclass(frozen=True)
 class VolumeRow(Row):
-    """Task volume [GPU-seconds that jobs which arrived in the step ask for] of the step that begins `at`.
+    """Task volume of the step that begins `at` [GPU-seconds requested by jobs arriving in the step].
 
-    seen: None: not over yet. forecast, low, high: None: none was made.
+    seen: observed value, None until the step is over. forecast, low, high: None if there was no forecast.
     """
 
     TABLE = "volume"
@@ -136,7 +137,7 @@ class VolumeRow(Row):
 
 @dataclass(frozen=True)
 class PolicyEntry(Row):
-    """A policy that may be switched to. name: in the catalogue."""
+    """A policy that may be switched to. name: name in the catalogue."""
 
     TABLE = "policies"
 
@@ -147,7 +148,7 @@ class PolicyEntry(Row):
 
 @dataclass(frozen=True)
 class PreviewRow(Row):
-    """A whole training of a program with a number of GPUs, alone, its batch size chosen by a metric, or by any."""
+    """A full training of a program alone on some GPUs, with the batch size chosen by `metric`, or `ANY_METRIC`."""
 
     TABLE = "previews"
 
@@ -159,22 +160,22 @@ class PreviewRow(Row):
 
 
 def set_drained(store: Store, drained: bool) -> None:
-    """Note that no job may start from now on, or that jobs may start again."""
+    """Record whether jobs are kept from starting."""
     store.set_fact(DRAIN, json.dumps(drained))
 
 
 def is_drained(store: Store) -> bool:
-    """Whether no job may start."""
+    """Whether jobs are kept from starting."""
     return bool(json.loads(store.fact(DRAIN) or "false"))
 
 
 def beat(store: Store, heartbeat: Heartbeat, at: float) -> None:
-    """Say that the scheduler is alive."""
+    """Record that the scheduler is alive."""
     store.set_fact(HEARTBEAT, json.dumps([at, asdict(heartbeat)]))
 
 
 def heartbeat(store: Store) -> tuple[float, Heartbeat] | None:
-    """The last sign of life of a scheduler, and when [s] it was given."""
+    """The last sign of life of a scheduler, with its time [s]."""
     kept = store.fact(HEARTBEAT)
     if kept is None:
         return None
@@ -183,30 +184,30 @@ def heartbeat(store: Store) -> tuple[float, Heartbeat] | None:
 
 
 def provisioning(store: Store) -> ProvisioningStatus | None:
-    """What a provisioner decided last; None: there is none."""
+    """The last decision of a provisioner; None if there is none."""
     kept = store.fact(PROVISIONING)
     return None if kept is None else ProvisioningStatus(**json.loads(kept))
 
 
 def nodes(store: Store) -> list[NodeRow]:
-    """The nodes that are up, and those that have gone last."""
+    """Nodes that are up, and the nodes that have gone most recently."""
     newest = "SELECT rowid FROM nodes WHERE NOT alive ORDER BY rowid DESC LIMIT ?"
     return find(store, NodeRow, f"WHERE alive OR rowid IN ({newest}) ORDER BY alive DESC, rowid", (MOST_GONE_NODES,))
 
 
 def note_leaving(store: Store, node: str, at: float) -> None:
-    """Note when a node will go."""
+    """Record when a node will leave."""
     store.write("UPDATE nodes SET leaves = ? WHERE id = ?", (at, node))
 
 
 def note_held(store: Store, held: Mapping[str, Mapping[str, int]]) -> None:
-    """Note GPUs that each job holds on some nodes now."""
+    """Record the GPUs that each job holds on some nodes now."""
     if held:
         store.write("UPDATE nodes SET jobs = ? WHERE id = ?", *((json.dumps(held[node]), node) for node in held))
 
 
 def set_queue(store: Store, rows: Sequence[QueueRow], before: Sequence[QueueRow] = ()) -> None:
-    """Write the queue. before: what stands there; of thousands of rows only those are written that differ."""
+    """Write the queue. before: rows already stored; only rows that differ are written."""
     known, there = set(before), {row.job for row in rows}
     gone = [(row.job,) for row in before if row.job not in there]
     with store.transaction():
@@ -216,17 +217,17 @@ def set_queue(store: Store, rows: Sequence[QueueRow], before: Sequence[QueueRow]
 
 
 def queue(store: Store, limit: int = -1) -> list[QueueRow]:
-    """Waiting jobs in order of service. limit: -1: all."""
+    """Waiting jobs in order of service. limit: most jobs. Default: all."""
     return find(store, QueueRow, "ORDER BY position LIMIT ?", (limit,))
 
 
 def queue_row(store: Store, job: str) -> QueueRow | None:
-    """Where a job stands in the queue; None: it does not wait."""
+    """Queue row of a job; None if it does not wait."""
     return first(store, QueueRow, "WHERE job = ?", (job,))
 
 
 def prediction(store: Store, job: str) -> PredictionRow | None:
-    """When a job will start and finish; None: not predicted yet."""
+    """Prediction of a job; None if there is none yet."""
     return first(store, PredictionRow, "WHERE job = ?", (job,))
 
 
@@ -236,7 +237,7 @@ def predictions(store: Store) -> dict[str, PredictionRow]:
 
 
 def describe_decision(store: Store, row: DecisionRow) -> None:
-    """Note more of the decision that the session has taken last."""
+    """Add columns to the session's newest decision."""
     values = asdict(row) | {"parts": json.dumps(dict(row.parts)), "steering": json.dumps(dict(row.steering))}
     sets = ", ".join(f"{name} = ?" for name in values)
     store.write(f"UPDATE decisions SET {sets} WHERE seq = (SELECT max(seq) FROM decisions)", (*values.values(),))
@@ -248,7 +249,7 @@ def decisions(store: Store, since: float, limit: int = 500) -> list[DecisionRow]
 
 
 def set_volume(store: Store, rows: Sequence[VolumeRow]) -> None:
-    """Note task volume, seen or forecast, of steps. A value that a row leaves out stays as it was."""
+    """Write observed or forecast task volume of steps. Values missing in a row stay unchanged."""
     kept = ", ".join(f"{name} = coalesce(excluded.{name}, {name})" for name in ("seen", "forecast", "low", "high"))
     statement = (
         "INSERT INTO volume (at, seen, forecast, low, high) VALUES (?, ?, ?, ?, ?) "

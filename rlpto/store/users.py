@@ -1,4 +1,4 @@
-"""Users with their roles and quotas, the tokens by which they are known, and what they have changed."""
+"""Users with their roles and quotas, their tokens, and the audit trail of their changes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LIVE = "revoked IS NULL AND (expires IS NULL OR expires > ?)"
 
 @dataclass(frozen=True)
 class User(Row):
-    """Who may do what. gpus_held, jobs_queued: quotas of this user; highest_priority: class above which their jobs may
-    not be; None: those of the settings. sign_in: value by which single sign-on knows the user; None: none."""
+    """A user. gpus_held, jobs_queued: quotas of this user. highest_priority: highest priority class for their jobs.
+    Default of these three: the settings' values. sign_in: value that identifies the user in single sign-on, or None."""
 
     TABLE = "users"
 
@@ -37,15 +37,15 @@ class User(Row):
 
     @property
     def sees_all(self) -> bool:
-        """Whether other people's jobs are shown, too."""
+        """Whether jobs of other users are shown."""
         return self.role in ("operator", "admin")
 
 
 @dataclass(frozen=True)
 class Token(Row):
-    """A token without its secret, whose SHA-256 alone is kept. expires: s; None: never.
+    """A token without its secret, of which only the SHA-256 is kept. expires: time of expiry [s]. Default: never.
 
-    made_with: of a browser's session the id of the token that it was made with, and with which it ends.
+    made_with: for a browser session, id of the token used to sign in; the session ends with this token.
     """
 
     TABLE = "tokens"
@@ -62,7 +62,7 @@ class Token(Row):
 
 @dataclass(frozen=True)
 class AuditRow(Row):
-    """A change that a user has made. action: such as `policy.switch`; target: what was changed."""
+    """A change made by a user. action: e.g. `policy.switch`. target: the changed object."""
 
     TABLE = "audit"
 
@@ -75,35 +75,35 @@ class AuditRow(Row):
 
 
 def add_user(store: Store, name: str, role: Role, at: float, sign_in: str | None = None) -> User:
-    """A new user without quotas of its own."""
+    """Add a user without quotas of its own."""
     insert(store, "users", name=name, role=role, created=at, sign_in=sign_in)
     return User(name, role, at, False, None, None, sign_in=sign_in)
 
 
 def change_user(store: Store, user: User) -> None:
-    """Keep everything but name and time of a user that is there."""
+    """Store all fields of an existing user except name and creation time."""
     names = ("role", "disabled", "gpus_held", "jobs_queued", "highest_priority", "sign_in")
     sets = ", ".join(f"{name} = ?" for name in names)
     store.write(f"UPDATE users SET {sets} WHERE name = ?", (*(getattr(user, name) for name in names), user.name))
 
 
 def get_user(store: Store, name: str) -> User | None:
-    """The user of a name, disabled or not."""
+    """The user with a name, disabled or not."""
     return first(store, User, "WHERE name = ?", (name,))
 
 
 def user_of_sign_in(store: Store, sign_in: str) -> User | None:
-    """The user whom single sign-on knows by a value, disabled or not."""
+    """The user identified by a single sign-on value, disabled or not."""
     return first(store, User, "WHERE sign_in = ?", (sign_in,))
 
 
 def sign_in_key(value: str) -> str:
-    """A value of single sign-on as it is kept: letters of addresses are small, since their case means nothing."""
+    """Normalise a single sign-on value: e-mail addresses become lower case, since case is irrelevant there."""
     return value.lower() if "@" in value else value
 
 
 def has_admin(store: Store) -> bool:
-    """Whether a user is left who may do everything."""
+    """Whether an enabled admin remains."""
     return any(one.role == "admin" and not one.disabled for one in all_users(store))
 
 
@@ -122,8 +122,8 @@ def add_token(
     kind: TokenKind = "token",
     made_with: Token | None = None,
 ) -> tuple[Token, str]:
-    """A new token, and its secret, which cannot be read later. made_with: the token that a browser signs in with; its
-    session expires no later than it. A session without one is of single sign-on."""
+    """Add a token. Returns it with its secret, which cannot be read later. made_with: token with which a browser signs
+    in; the session expires no later than this token. A session without it comes from single sign-on."""
     if made_with is not None and made_with.expires is not None:
         expires = made_with.expires if expires is None else min(expires, made_with.expires)
     secret = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
@@ -133,17 +133,17 @@ def add_token(
 
 
 def token_hash(secret: str) -> str:
-    """SHA-256 of a token in hex. Tokens have 256 random bits, so that no salt is needed."""
+    """SHA-256 of a token in hex. Tokens have 256 random bits, hence no salt is needed."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def user_of_token(store: Store, secret: str, at: float) -> tuple[User, Token] | None:
-    """The user of a token at a time; None if it is unknown, revoked, expired, or its user disabled."""
+    """User and token of a secret at a time; None if it is unknown, revoked or expired, or its user is disabled."""
     return _holder(store, "hash", token_hash(secret), at)
 
 
 def user_of_token_id(store: Store, token: str, at: float) -> tuple[User, Token] | None:
-    """The same for a token that was seen before: a long answer checks with it whether its reader may still read."""
+    """User and token of a token id, for repeated checks during a long answer that its reader may still read."""
     return _holder(store, "id", token, at)
 
 
@@ -153,13 +153,13 @@ def tokens_of(store: Store, user: str, at: float) -> list[Token]:
 
 
 def last_expiry(store: Store, token: Token) -> float | None:
-    """When [s] a token that is made with `token` must end; None: never. For a session that of its own token counts."""
+    """When a token made with `token` must end [s]; None if never. For a session, the token used to sign in counts."""
     origin = None if token.made_with is None else first(store, Token, "WHERE id = ?", (token.made_with,))
     return (origin or token).expires
 
 
 def revoke_token(store: Store, token: str, user: str, at: float) -> bool:
-    """End a token of a user and all sessions that were made with it; False for an unknown id."""
+    """Revoke a token of a user and all sessions made with it. False if the id is unknown."""
     with store.transaction():
         revoke = "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND"
         found = store.write(f"{revoke} id = ? AND user = ?", (at, token, user)).rowcount
@@ -181,5 +181,5 @@ def note_change(
 
 
 def audit_trail(store: Store, before: int | None = None, limit: int = 50) -> list[AuditRow]:
-    """Changes, newest first. before: the number they come before."""
+    """Changes, newest first. before: exclusive upper bound of their number."""
     return find(store, AuditRow, "WHERE ? IS NULL OR seq < ? ORDER BY seq DESC LIMIT ?", (before, before, limit))
