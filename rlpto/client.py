@@ -187,12 +187,12 @@ class Client:
             since = page["next"]
 
     def script(self, job: str) -> Answer:
-        """Return name and source of a job's script. Raises ServiceError of kind `no-script` if it has none."""
+        """Return name and source of a job's script. Raises ServiceError `no-script` if it has none."""
         return self._ask("GET", f"/jobs/{_id(job)}/script")
 
     def save_checkpoint(self, job: str, path: Path) -> None:
         """Write the newest checkpoint of a job to a file: `torch.load(path, weights_only=True)["model"]`. An existing
-        file is replaced only by a complete one. Raises ServiceError of kind `no-checkpoint` if there is none."""
+        file is replaced only by a complete one. Raises ServiceError `no-checkpoint` if there is none."""
         digest = hashlib.sha256()
         try:
             with self._http.stream("GET", f"/jobs/{_id(job)}/checkpoint", timeout=60.0) as answer:
@@ -336,7 +336,8 @@ def _note() -> Path:
 
 
 def _token_of(noted: Mapping[str, tuple[str, int]], address: str) -> str:
-    """Return the token of a recorded service. For any other address it is empty: a token is sent nowhere else."""
+    """Return the token of a recorded service. It is empty for any other address, because a token is sent nowhere
+    else."""
     try:
         return Path(noted[address][0]).read_text(encoding="ascii").strip()
     except (KeyError, OSError, ValueError):

@@ -57,10 +57,9 @@ def fit(
 ) -> None:
     """Train a module by its `configure_optimizers` and `training_step`.
 
-    data: samples by index; the other parameters have the meaning of `elastic.session`. `configure_optimizers` must
-    return one optimizer, with at most a per-step scheduler, which `scheduler` replaces. Features of Lightning's trainer
-    (loggers, callbacks, `validation_step`, manual optimization) are not used. Raises JobError for manual optimization
-    and other optimizers.
+    data: samples by index; other parameters are explained at `elastic.session`. `configure_optimizers` returns one
+    optimizer and at most a per-step scheduler, which `scheduler` replaces. Lightning's loggers, callbacks and
+    `validation_step` are not used. Raises JobError for manual optimization and other optimizers.
     """
     if not module.automatic_optimization:
         raise JobError("a LightningModule with manual optimization cannot be fitted here: expected automatic")
@@ -81,7 +80,7 @@ def fit(
 
 
 def _optimizer_of(module: LightningModule) -> tuple[Optimizer, LRScheduler | None]:
-    """The result of `configure_optimizers`. Raises JobError for anything but one optimizer with at most a per-step
+    """Unpack `configure_optimizers`. Raises JobError for anything but one optimizer with at most a per-step
     scheduler."""
     found: Any = module.configure_optimizers()
     scheduler: Any = None

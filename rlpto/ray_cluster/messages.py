@@ -155,8 +155,7 @@ class JobSpec:
 
 
 def raised_in(text: str) -> str:
-    """The exception line of a traceback, that is, the first line after its frames. For any other text, its last
-    line."""
+    """The exception line of a traceback, that is, the first after its frames. For any other text, its last line."""
     lines = text.strip().splitlines() or ["no reason given"]
     framed = [number for number, line in enumerate(lines[:-1]) if line.startswith("  ")]
     return lines[framed[-1] + 1] if lines[0].startswith("Traceback") and framed else lines[-1]
@@ -169,8 +168,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def global_batch(spec: JobSpec, workers: int, chosen: int | None) -> int:
-    """Samples of a step, all workers together. chosen: batch size chosen by the scheduler. Default: the job's own
-    rule."""
+    """Samples of a step, all workers together. chosen: the scheduler's choice. Default: the job's own rule."""
     if chosen is not None:
         return chosen
     return spec.batch_size * (workers if spec.batch_rule == "per_worker" else 1)

@@ -1,4 +1,4 @@
-"""The parent of a job service: makes its folder, starts its two processes, restarts them when they die, and ends them
+"""The parent of a job service: creates its folder, starts its two processes, restarts them when they die, and ends them
 in good order."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rlpto.store.programs import set_programs
 from rlpto.store.users import add_token, add_user, get_user, user_of_token
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
-"""Time before a dead process is started again, doubled each time."""
+"""Time before a dead process is restarted, doubled each time."""
 STEADY_S = 60.0
-"""A process that lived so long begins with the first back-off again."""
+"""A process that lived this long begins with the first back-off again."""
 WEB_STOP_S, SCHEDULER_STOP_S = 10.0, 90.0
-"""After so long a process that was asked to end is killed; the scheduler lets jobs write checkpoints."""
+"""Time after which a process that was asked to end is killed; the scheduler lets jobs write checkpoints."""
 LARGEST_LOG_BYTES = 10_000_000
 FIRST_ADMIN = "admin"
 TOKEN_FILE = "admin-token"
@@ -37,8 +37,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A process that is started again whenever it ends. pass_fds: files it inherits. stop_signal: asks it to end.
-    hidden: variables of the environment that it does not inherit."""
+    """A process that is restarted whenever it ends. pass_fds: files it inherits. stop_signal: signal that asks it to
+    end. hidden: environment variables that it does not inherit."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def look(self, now: float, say: Callable[[str], None]) -> None:
-        """Start it if it is not there and it is time to. now: s, of a clock that only moves on.
+        """Start the process if it is not running and is due. now: time of a monotonic clock [s].
 
-        Raises ClusterError if it finds its input at fault as soon as it is first started.
+        Raises ClusterError if it rejects its input on the very first start.
         """
         if self.alive:
             return
@@ -98,7 +98,7 @@ class Child:
             )
 
     def end(self, seconds: float, now: Callable[[], bool] = lambda: False) -> None:
-        """Send the signal that asks it to end, and kill it after a time [s], or once `now` says so."""
+        """Ask the process to end, and kill it after `seconds`, or once `now` returns True."""
         if self._process is None:
             return
         self._process.send_signal(self._stop_signal)
@@ -112,12 +112,11 @@ class Child:
 def serve(
     path: Path, settings: ServiceSettings, ready: Callable[[str, bool], None], say: Callable[[str], None]
 ) -> None:
-    """Run a service until SIGINT or SIGTERM; a second one ends it at once.
+    """Run a service until SIGINT or SIGTERM; a second signal ends it at once.
 
-    path: of the settings. ready: called once pages are served, with the address and what `prepare` says of the token.
-    say: called with a line about what happens later.
-    Raises ConfigError for settings, an address or a folder that cannot be used, ClusterError for a service that is at
-    work in the folder, or cannot start.
+    path: settings file. ready: called once pages are served, with the address and the result of `prepare`. say: called
+    with a line about each later event. Raises ConfigError for settings, an address or a folder that cannot be used,
+    ClusterError if another service is at work in the folder, or a process cannot start.
     """
     _check(path)
     _make_folder(settings.folder)
@@ -150,7 +149,7 @@ def serve(
             say(f"ending; {jobs} (Ctrl-C again: at once)")
             web.end(WEB_STOP_S)
             scheduler.end(SCHEDULER_STOP_S, lambda: len(stopped) > 1)
-            if (note := settings.folder.absolute() / STATE_FILE).exists():  # it goes when the cluster has ended
+            if (note := settings.folder.absolute() / STATE_FILE).exists():  # removed when the cluster has ended
                 say(
                     "the Ray cluster of the service has not ended; the next start takes it up or ends it; now: "
                     f"RLPTO_STATE={note} rlpto cluster down"
@@ -160,8 +159,8 @@ def serve(
 
 
 def prepare(settings: ServiceSettings) -> bool:
-    """Make what is missing; whether a token of the first admin was made. It stands in the folder's `admin-token`,
-    readable by its owner alone.
+    """Create missing files, and return whether a token of the first admin was made. It is in the folder's
+    `admin-token`, readable only by its owner.
 
     Raises ConfigError for a folder or file that cannot be used, StoreError for a database that cannot be read.
     """
@@ -174,7 +173,8 @@ def prepare(settings: ServiceSettings) -> bool:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder of a service, for its owner alone, as one that exists is made. Raises ConfigError if refused."""
+    """Create the folder of a service, or restrict an existing one, for its owner only. Raises ConfigError if
+    refused."""
     with refusals_as(ConfigError, f"{folder}: cannot make a folder that only its owner can read"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_mode & 0o077:
@@ -182,8 +182,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _make_admin_token(store: Store, path: Path) -> bool:
-    """Write a new token of the first admin to a file, unless the one there is still valid, or the user is disabled or
-    has another role. The result is that of `prepare`."""
+    """Write a new token of the first admin to a file, unless the present one is still valid, or the user is disabled or
+    has another role. Returns whether it did."""
     now = time.time()
     with refusals_as(ConfigError, f"{path}: cannot read the token of the admin", "; expected a file, or none"):
         kept = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
@@ -199,7 +199,7 @@ def _make_admin_token(store: Store, path: Path) -> bool:
 
 
 def _check(path: Path) -> None:
-    """Let a scheduler process read what the settings name, before anything is written. Raises ConfigError."""
+    """Let a scheduler process check the settings before anything is written. Raises ConfigError."""
     command = [sys.executable, "-m", "rlpto.service.scheduler", str(path), "--check"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
@@ -208,7 +208,7 @@ def _check(path: Path) -> None:
 
 def _answers(address: str) -> bool:
     if address.startswith("https"):
-        return True  # its certificate may be made for another name; the socket listens
+        return True  # its certificate may be for another name; the socket listens
     try:
         # Through a proxy of the environment this machine's own address may not be reached.
         with build_opener(ProxyHandler({})).open(f"{address}/healthz", timeout=5):
@@ -218,7 +218,7 @@ def _answers(address: str) -> bool:
 
 
 def _listening(settings: ServiceSettings) -> socket.socket:
-    """The socket, which outlives the web process: who connects while that is restarted only waits."""
+    """The socket, which outlives the web process. Clients that connect during a restart only wait."""
     web = settings.web
     family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
     said = f"web: cannot listen on {web.host} port {web.port}"
@@ -230,8 +230,8 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, a file: its cluster locks the folder itself. Raises ClusterError if another does,
-    ConfigError if the file cannot be used."""
+    """Hold the folder's lock file; its cluster locks the folder itself. Raises ClusterError if another process holds
+    it, ConfigError if the file cannot be used."""
     with refusals_as(ConfigError, f"{folder / 'lock'}: cannot lock the folder", "; expected a file, or none"):
         try:
             lock = FileLock(folder / "lock")
@@ -242,7 +242,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _stopped() -> list[int]:
-    """A list that gets the signals that ask to end from now on."""
+    """A list to which termination signals are appended from now on."""
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
@@ -255,5 +255,5 @@ def _last_line(text: str) -> str:
 
 
 def _end_with_parent() -> None:
-    """Be sent SIGTERM when the parent dies, however that is: runners then train on, and nothing else is left."""
+    """Request SIGTERM when the parent dies, however it ends: runners then train on, and nothing else remains."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -185,7 +185,7 @@ class QuotaSettings(Settings):
 
 
 class RetentionSettings(Settings):
-    """Limits on what the database keeps. The oldest rows are removed first."""
+    """Limits on the database. The oldest rows are removed first."""
 
     jobs: int = Field(100_000, ge=100)
     """Ended jobs, with their events, points and spans."""
@@ -233,7 +233,7 @@ class ServiceSettings(Settings):
     scheduler: SchedulerSettings = SchedulerSettings()
     """The scheduler process."""
     quotas: QuotaSettings = QuotaSettings()
-    """Limits on a user's jobs."""
+    """Limits on the database."""
     retention: RetentionSettings = RetentionSettings()
     """Limits on what the database keeps."""
     programs: dict[Annotated[str, Field(pattern=PLAIN_NAME)], CatalogueProgram] = Field(default_factory=dict)

@@ -75,9 +75,9 @@ class Size:
 class TrainingStatistics:
     """Running figures of one job.
 
-    rescales, recoveries, pauses, ... have the same meaning as in `JobReport`. step_seconds: duration of a step in the
-    present group, estimated until measured. batch_size: samples of the newest steps. ended: end of the newest step. All
-    times are on this process's monotonic clock, because other clocks may jump.
+    rescales, recoveries, pauses, ... are fields of `JobReport`. step_seconds: duration of a step in the present group,
+    estimated until measured. batch_size: samples of the newest steps. ended: end of the newest step. All times are on
+    this process's monotonic clock, because other clocks may jump.
     """
 
     def __init__(self) -> None:

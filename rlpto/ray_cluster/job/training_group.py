@@ -137,7 +137,7 @@ class TrainingGroup:
     async def chunk(self, calls: list[Any]) -> Chunk:
         """Count the results of training calls, and log workers' output and new measurements.
 
-        Returns the chunk of rank 0. Raises FaultError for the same reasons as `_answers` does.
+        Returns the chunk of rank 0. Raises FaultError under the conditions of `_answers`.
         """
         chunks = await collect(self._roster.training, calls, self._spec.heartbeat_timeout, self._limit())
         self._statistics.add(chunks)
@@ -152,7 +152,8 @@ class TrainingGroup:
         return first
 
     async def _ask(self, workers: Sequence[Worker], method: str, *arguments: Any) -> list[Any]:
-        """Make the same call to several workers, and return their answers. Raises the same FaultError as `_answers`."""
+        """Make the same call to several workers, and return their answers. Raises FaultError under the conditions of
+        `_answers`."""
         return await self._answers(workers, [getattr(worker.handle, method).remote(*arguments) for worker in workers])
 
     async def _answers(self, workers: Sequence[Worker], calls: list[Any]) -> list[Any]:

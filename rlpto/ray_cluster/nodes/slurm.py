@@ -35,9 +35,9 @@ def batch_script(
 ) -> str:
     """Return a script for `sbatch`. Slurm ends Ray with the job; no other user's processes are touched.
 
-    command: command to run on the first node, with RAY_ADDRESS and this cluster's own token in its environment. gpus:
-    GPUs of each node. hours: time limit. logical: GPUs exist only in Ray, for nodes without any. more: additional
-    options of sbatch.
+    command: command to run on the first node, with RAY_ADDRESS and this cluster's token in its environment. gpus: GPUs
+    of each node. hours: time limit. logical: GPUs exist only in Ray, for nodes without any. more: more options of
+    sbatch.
     """
     asked = ["--job-name=rlpto", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", _LAST_CALL]
     asked += [f"--time={math.ceil(hours * 60)}", *([] if logical else [f"--gpus-per-node={gpus}"]), *more]

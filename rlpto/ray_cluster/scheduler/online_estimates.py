@@ -38,10 +38,10 @@ class OnlineEstimates:
     """Estimates of all jobs of a session. Job i has type `type_of[i]` [M] of `tables`.
 
     jobs, specs: in the same order. programs: settings by model. profiles: speed tables of the jobs' profiles, used for
-    the samples of an epoch, for the most GPUs of a job, and as `tables` while there are no jobs. kinds: size of the
-    largest node by GPU type. method: fit method (`rlpto.knowledge.known`). pooled: jobs of one program with equal
-    options and batch size share evidence on speed and noise; the waiting ones, possibly thousands, then have one type.
-    most_epochs: epochs in a job's table, whose last one stands for all later ones. Default: all epochs.
+    the samples of an epoch, for the most GPUs of a job, and in place of `tables` while there are no jobs. kinds: size
+    of the largest node by GPU type. method: fit method (`rlpto.knowledge.known`). pooled: jobs of one program with
+    equal options and batch size share evidence on speed and noise; the waiting ones, possibly thousands, then have one
+    type. most_epochs: epochs in a job's table, whose last one stands for all later ones. Default: all epochs.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ DRAIN_S = 120.0
 
 
 class RealNodes:
-    """The rented nodes of a real cluster, as `rlpto.provisioning.control.RentingCluster` defines them.
+    """The rented nodes of a real cluster, behind the interface `rlpto.provisioning.control.RentingCluster`.
 
     shape: all possible nodes. rental: starts and ends nodes. Default: Ray's autoscaler, which receives the number of
     wanted GPUs from the cluster; requested GPUs that are not up count as booting. tick: time between decisions [s].
@@ -81,7 +81,8 @@ class RealNodes:
         return seen
 
     def work_done(self) -> tuple[float, float]:
-        """The same measure of work as `rlpto.simulator.renting.work_done`."""
+        """Return the increase of work done since the last call, measured by the rules of
+        `rlpto.simulator.renting.work_done`."""
         cluster, store = self._cluster, self._cluster.store
         there, size = np.flatnonzero(cluster.columns.submitted), self.shape.gpus_per_node
         types, asked = store.type_index[there], store.requested_gpus[there]

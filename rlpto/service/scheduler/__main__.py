@@ -1,7 +1,7 @@
 """The scheduler process of a job service on a real Ray cluster: `python -m rlpto.service.scheduler SETTINGS [--check]`.
 
---check: read what the settings name, and end. SIGTERM: runners train on, and the next scheduler takes them up. SIGINT:
-as `on_stop` of the settings says; a cluster that the service has started ends then.
+--check: read the files named in the settings, and end. SIGTERM: runners train on, and the next scheduler takes them
+over. SIGINT: the setting `on_stop` applies; a cluster that the service has started ends then.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from rlpto.store.database import Store
 from rlpto.store.requests import switch_in_force
 
 OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
-"""Policies that are made ready without being asked for, in addition to those of the settings."""
+"""Policies made ready without being requested, in addition to the settings' policies."""
 LOST = 1
-"""Exit code where the cluster is lost, or anything else that a restart may cure; not that for wrong settings."""
+"""Exit code if the cluster is lost, or for other errors that a restart may cure. Wrong settings have another code."""
 DEFAULT_CPUS = 4
-"""CPU slots of a node for which the experiment names none."""
+"""CPU slots of a node for which the experiment specifies none."""
 
 
 class StopRequest:
-    """Set by signals. SIGTERM: runners train on, another scheduler takes them up. SIGINT: the service ends, and runners
-    train on if the settings say so (`keep`)."""
+    """A flag set by signals. SIGTERM: runners train on, and another scheduler takes them over. SIGINT: the service
+    ends, and runners train on if the settings say so (`keep`)."""
 
     def __init__(self, keeps: bool) -> None:
         self.asked = False
@@ -61,7 +61,8 @@ class StopRequest:
 
 
 def main() -> None:
-    """Serve until a signal. Exit code 2: stderr says what is wrong with settings, database or cluster."""
+    """Serve until a signal. Exit code 2 means that settings, database or cluster are faulty; stderr gives the
+    reason."""
     parser = argparse.ArgumentParser(prog="rlpto.service.scheduler", description=__doc__)
     parser.add_argument("settings", help="settings of the service")
     parser.add_argument("--check", action="store_true", help="read what the settings name, and end")
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def check(settings: ServiceSettings) -> None:
-    """Read what the settings name; nothing is written. Raises ConfigError for what is wrong."""
+    """Read all files named in the settings, without writing. Raises ConfigError for any error in them."""
     config = load_config(settings.experiment)
     if settings.scheduler.address is None:
         _check_local(config)
@@ -87,7 +88,7 @@ def check(settings: ServiceSettings) -> None:
 
 
 def serve(settings: ServiceSettings) -> None:
-    """Serve until a signal. Raises RlptoError for what is wrong with settings, database or cluster."""
+    """Serve until a signal. Raises RlptoError if settings, database or cluster are faulty."""
     config = load_config(settings.experiment)
     folder = settings.folder.absolute()
     settings = settings.model_copy(update={"folder": folder})
@@ -122,8 +123,8 @@ def serve(settings: ServiceSettings) -> None:
 
 
 def _serve(loop: SchedulerLoop, stop: StopRequest) -> None:
-    """Serve until a signal, and leave the session in order. Raises SystemExit for errors, which a restart may
-    cure: its code is not that for wrong settings."""
+    """Serve until a signal, and leave the session in order. Errors, which a restart may cure, raise SystemExit with
+    another code than for wrong settings."""
     loop.source.stopping = lambda: stop.asked
     try:
         while not stop.asked:
@@ -132,14 +133,14 @@ def _serve(loop: SchedulerLoop, stop: StopRequest) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(LOST) from error
     finally:
-        # After a fault as after SIGTERM: an error of the scheduler is no reason to stop jobs that train.
+        # An error of the scheduler counts like SIGTERM: training jobs must not be stopped by it.
         loop.close(keep=stop.keep)
 
 
 def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -> None:
-    """Wait until the policy in force is ready, and begin with those that are likely to be asked for.
+    """Wait until the policy in force is ready, and start preparing policies that are likely to be requested.
 
-    A user who asks for one that cannot decide gets the reason as the answer.
+    If a requested policy cannot be used, the answer gives the reason.
     """
     extra, before = settings.scheduler.policies, switch_in_force(store)
     known = {name: spec for name, (spec, _) in catalogue_of(extra).items()}
@@ -152,7 +153,7 @@ def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -
 
 
 def _import_problem(training: str, pip: Sequence[str]) -> str:
-    """What keeps workers from training a class; empty: nothing. pip: what they get for it."""
+    """Describe why workers cannot import a training class; empty if they can. pip: packages to install first."""
     try:
         check_training([JobSpec("check", training, "check", training, "", 1, 1, 1, pip=pip)])
     except RlptoError as error:
@@ -163,7 +164,7 @@ def _import_problem(training: str, pip: Sequence[str]) -> str:
 def start_local_nodes(config: Config) -> None:
     """Start the nodes of an experiment on this machine, unless they are up.
 
-    Raises ConfigError for several kinds of GPU, ClusterError if Ray does not come up.
+    Raises ConfigError for several GPU types, ClusterError if Ray does not come up.
     """
     from rlpto.ray_cluster.nodes.persistent_cluster import running_cluster, start_cluster
 
@@ -188,11 +189,11 @@ def _check_local(config: Config) -> None:
 
 
 def _check_certificate(web: WebSettings) -> None:
-    """Read the certificate and its key as the web process will."""
+    """Read the certificate and its key in the same way as the web process."""
     if web.certificate is None:
         return
     try:
-        # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+        # Without a password function, OpenSSL would ask the terminal for an encrypted key's password.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(web.certificate, web.key, password=lambda: "")
     except (OSError, ValueError) as wrong:
         raise ConfigError(
@@ -201,7 +202,7 @@ def _check_certificate(web: WebSettings) -> None:
 
 
 def _quiet(line: str) -> None:
-    """What is waited for, for the log of the service."""
+    """Write a progress message to the log of the service."""
     if line:
         print(line, file=sys.stderr, flush=True)
 

@@ -1,7 +1,7 @@
-"""Which jobs a policy may decide on, and why each waiting job waits.
+"""Selection of the jobs that a policy may decide on, and the reason why each waiting job waits.
 
-While the service is drained no waiting job is shown to the policy, none that is on hold, and never more of a user than
-the quota allows.
+The policy sees no held jobs, no waiting jobs while the service is drained, and never more of a user's jobs than the
+quota allows.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def eligible(
     drained: bool,
     held: Mapping[int, str],
 ) -> tuple[ClusterState, dict[int, str]]:
-    """The state that the policy should see, and why rows of `state` are not in it.
+    """Return the state that the policy should see, and the reasons why rows of `state` are hidden.
 
-    owners: of the n rows, in queue order. limits: GPUs that a user may hold; others may hold any number. held: users
-    who hold rows. A job that waits is left out where its owner's jobs hold, or should start with, all that the quota
-    allows. Those that are shown may grow into what is left of it, the first ones first.
+    owners: owners of the n rows, in queue order. limits: GPUs that a user may hold; users without an entry may hold any
+    number. held: by row, the user who put it on hold. A waiting job is hidden if its owner's jobs hold, or should start
+    with, the whole quota. Visible jobs may grow into the rest of the quota, in queue order.
     """
     jobs = state.jobs
     waiting = np.flatnonzero(jobs.records["gpus"] == 0).tolist()
@@ -42,7 +42,7 @@ def eligible(
         return state, hidden
     rows, before = np.setdiff1d(np.arange(len(jobs)), list(hidden)), jobs.records
     left = jobs.reordered(rows, jobs.effective_priority[rows])
-    for name in ("max_gpus", "requested_gpus"):  # which may have been lowered, here and by the queue
+    for name in ("max_gpus", "requested_gpus"):  # these may have been lowered, here and by the queue
         left.records[name] = before[name][rows]
     return replace(state, jobs=left), hidden
 
@@ -50,7 +50,7 @@ def eligible(
 def _keep_to_quotas(
     state: ClusterState, owners: Sequence[str], limits: Mapping[str, int], hidden: dict[int, str]
 ) -> None:
-    """Add rows beyond the quotas to `hidden`, and lower max_gpus of the others to what their owners may hold.
+    """Add rows beyond the quotas to `hidden`, and lower max_gpus of the others to their owners' quotas.
 
     A quota may have been lowered since a job was submitted or started: it then gets fewer GPUs than it asks for, but
     never fewer than its min_gpus.
@@ -87,8 +87,8 @@ def queue_rows(
 ) -> list[QueueRow]:
     """The rows of `state` that get no GPUs, in queue order.
 
-    ids: of all jobs of the cluster, by number. given: [n] GPUs that the decision gives the rows; jobs may not hold all
-    of them yet, or still hold others. hidden: why the policy was not shown some rows.
+    ids: ids of all jobs of the cluster, by number. given: GPUs that the decision gives the rows [n]; jobs may not hold
+    all of them yet, or still hold others. hidden: reasons why rows were hidden from the policy.
     """
     asked, taken = state.jobs.requested_gpus.tolist(), int(given.sum())
     free = state.capacity - taken

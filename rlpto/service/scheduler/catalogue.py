@@ -1,5 +1,5 @@
-"""The admin's catalogue as the scheduler needs it: what programs train, how fast that is expected to be, and whether
-workers can import them."""
+"""The admin's catalogue as the scheduler uses it: training programs, their expected speed, and whether workers can
+import them."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from rlpto.store.scripts import get_script
 from rlpto.store.status import ANY_METRIC, PreviewRow
 
 PREVIEW_GPUS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of GPUs in previews, as far as the cluster has them."""
+"""Numbers of GPUs in previews, up to the cluster's size."""
 MOST_PROFILE_EPOCHS = 500
-"""Epochs of a program for which tables hold speed and accuracy; later ones count as the last."""
+"""Epochs of a program in tables of speed and accuracy; later epochs count as the last one."""
 SESSION = "service"
 """Name of the session on the Ray cluster, before the hash of its folder."""
 FAILED_KEPT_S = 60.0
-"""Time for which a failed check is not repeated: what pip could not install may be there later."""
+"""Time for which a failed check is not repeated. Packages that pip could not install may be available later."""
 
 
 class ProgramChecks:
     """Finds out, without blocking the scheduler, whether workers can import a class.
 
-    check: says what is wrong with a class and what pip installs for it, empty: nothing; it may take long. executor:
-    where it runs. timer: seconds on a clock that never goes back.
+    check: returns why a class cannot be imported with its pip packages, empty if it can; it may take long. executor:
+    runs the checks. timer: monotonic clock [s].
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ProgramChecks:
         self._failed_at: dict[tuple[str, ...], float] = {}
 
     def problem(self, training: str, pip: Sequence[str]) -> str | None:
-        """What is wrong with a class path; empty: nothing; None: that is being found out."""
+        """Return why a class cannot be imported, empty if it can, or None while this is being checked."""
         key = (training, *pip)
         if self._timer() > self._failed_at.get(key, math.inf) + FAILED_KEPT_S:
             self.forget(training, pip)
@@ -74,7 +74,7 @@ class ProgramChecks:
         return found
 
     def forget(self, training: str, pip: Sequence[str]) -> None:
-        """Look again when next asked."""
+        """Forget the result of a check; the next call of `problem` repeats it."""
         self._answers.pop((training, *pip), None)
         self._failed_at.pop((training, *pip), None)
 
@@ -82,8 +82,9 @@ class ProgramChecks:
 class Catalogue:
     """Programs by name, and the speed tables of all of them.
 
-    config: of the experiment. shape: of the cluster when the service started; no job is given more GPUs than one could
-    hold then. folder: of jobs' files. session: of the controllers. programs: it changes in place.
+    config: the experiment. shape: the cluster when the service started; no job gets more GPUs than a job could hold
+    then. folder: folder of jobs' files. session: session name of the controllers. programs: settings by name; the
+    mapping changes in place.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Catalogue:
         self.tables = self._compiled()
 
     def changed(self) -> bool:
-        """Take in what admins have changed, and note what checks have found; True if `tables` are others now."""
+        """Take in changes by admins, and record results of checks. True if `tables` have changed."""
         before = dict(self.programs)
         self._read()
         for name, row in self._rows.items():
@@ -112,7 +113,7 @@ class Catalogue:
         return True
 
     def _read(self) -> None:
-        """Read the programs that are not as they were; the objects of the others stay, as estimates go by them."""
+        """Read changed programs. Objects of unchanged ones stay the same, because estimates refer to them."""
         for row in all_programs(self._store):
             if row == self._rows.get(row.name):
                 continue
@@ -124,9 +125,9 @@ class Catalogue:
                 self._checks.forget(program.training, program.pip)
 
     def problem(self, row: JobRow) -> str | None:
-        """Why a job cannot run; empty: it can; None: that is being found out."""
+        """Return why a job cannot run, empty if it can, or None while its program is being checked."""
         if row.program not in self.programs:
-            new = get_program(self._store, row.program) is not None  # since the catalogue was last read
+            new = get_program(self._store, row.program) is not None  # added since the catalogue was last read
             return None if new else f"no program {row.program} in the catalogue"
         program = self.programs[row.program]
         if row.gpus > self.most_gpus:
@@ -140,7 +141,7 @@ class Catalogue:
         return f"{program.training} cannot be used: {problem}" if problem else problem
 
     def job(self, row: JobRow, submit_time: float) -> Job:
-        """What the scheduler sees of a job. Raises RlptoError for one that makes no sense."""
+        """Make the scheduler's view of a job. Raises RlptoError if its values are inconsistent."""
         program = self.programs[row.program]
         return Job(
             name=row.id,
@@ -157,11 +158,11 @@ class Catalogue:
         )
 
     def check(self, job: Job) -> None:
-        """Raises JobError for a job that fits no kind of GPU here, or none with the GPUs that it may have."""
+        """Raise JobError for a job that fits on no GPU type here, or on none with its allowed GPUs."""
         JobStore.from_jobs([job], self.tables)
 
     def spec(self, row: JobRow) -> JobSpec:
-        """What the controller of a job needs. Raises RlptoError for a job that makes no sense."""
+        """Make the controller's specification of a job. Raises RlptoError if its values are inconsistent."""
         program = self.programs[row.program]
         seed = row.seq if row.seed is None else row.seed
         folder = (self._folder / row.id).absolute()
@@ -179,7 +180,7 @@ class Catalogue:
         )
 
     def _script(self, row: JobRow, folder: Path) -> dict[str, Any]:
-        """Options of a job in `folder` that trains by a script. Raises JobError where the script is lost."""
+        """Options of a job in `folder` that trains a script. Raises JobError if the script is lost."""
         if row.script is None:
             return {}
         script = get_script(self._store, row.script)
@@ -189,7 +190,7 @@ class Catalogue:
         return {**code, "arguments": list(row.arguments)}
 
     def _compiled(self) -> SpeedTables:
-        """Tables of all programs by every metric; of any model where there is none."""
+        """Compile tables of all programs by every metric; if there are no programs, of an arbitrary model."""
         profiles = self._experiment().profiles
         models = tuple(self.programs) or profiles.models[:1]
         types = [JobType(model, None, metric) for model in models for metric in METRICS]
@@ -199,7 +200,7 @@ class Catalogue:
         )
 
     def _experiment(self) -> Experiment:
-        """The experiment, with the programs of the catalogue in place of its own."""
+        """The experiment, with the catalogue's programs in place of its own."""
         known = {
             name: program.model_copy(update={"epochs": min(program.epochs, MOST_PROFILE_EPOCHS)})
             for name, program in self.programs.items()
@@ -208,10 +209,9 @@ class Catalogue:
         return Experiment(self._config.model_copy(update={"ray": ray}))
 
     def write_previews(self) -> None:
-        """Write what trainings of each program would take, for the form in which jobs are submitted.
+        """Write the predicted duration of trainings of each program, for the submission form.
 
-        Nothing is written of a program with neither a profile nor a time of its steps, and one metric stands for all if
-        they do not differ.
+        Programs without a profile or a step time get no preview. If all metrics agree, only one row is written.
         """
         experiment, per_node = self._experiment(), self._shape.gpus_per_node
         counts = [gpus for gpus in PREVIEW_GPUS if gpus <= self.most_gpus]

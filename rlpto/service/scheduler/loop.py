@@ -38,23 +38,23 @@ from rlpto.store.status import DecisionRow, PolicyEntry, note_leaving, set_volum
 from rlpto.store.users import all_users
 
 GUESSED, MEASURED = 0.4, 0.05
-"""Standard deviations of the logarithm of a program's speed compared with what is believed: before its jobs have
-trained, as guesses are off by half, and after, as sizes that have not been measured are."""
+"""Standard deviations of the logarithm of a program's speed relative to its estimate: before its jobs have trained
+(guesses are off by half), and after (for sizes that have not been measured)."""
 MOST_TABLE_EPOCHS = 200
-"""Epochs of a job after which tables assume constant speed: jobs may be asked to train for ever."""
+"""Epochs of a job after which tables assume constant speed, because jobs may request any number of epochs."""
 
 
 class SchedulerLoop(SessionLoop):
-    """The scheduler of a service, which goes on where the last one left: it keeps to quotas, writes down what users
-    see, and forgets ended jobs.
+    """The scheduler of a service. It continues where the last one left, enforces quotas, writes the status shown to
+    users, and forgets ended jobs.
 
-    config: the experiment, with the nodes that were found. Raises ClusterError if no node has GPUs.
+    config: the experiment, with the cluster's actual nodes. Raises ClusterError if no node has GPUs.
     """
 
     def __init__(
         self, settings: ServiceSettings, config: Config, database: SessionDatabase, environment: Environment
     ) -> None:
-        # For ever, and decided at events too, so that no job waits for free GPUs.
+        # Without an end, and with decisions at events too: no job waits while GPUs are free.
         times = config.simulator.model_copy(update={"decide_on": "events", "max_hours": None})
         config = config.model_copy(update={"simulator": times})
         self._store, self._wall, self._drain = database, environment.wall, environment.backend.drain
@@ -135,7 +135,7 @@ class SchedulerLoop(SessionLoop):
         self.cluster.close(keep=keep)
 
     def step(self) -> AnyArray:
-        """Decide if that is due, let time pass, and see to what is done now and then."""
+        """Decide if due, let time pass, and do housekeeping now and then."""
         if not self.cluster.active_jobs:
             self.status.queued(())
         while self.source.leaving:
@@ -146,13 +146,13 @@ class SchedulerLoop(SessionLoop):
         return passed
 
     def requests(self) -> Iterator[Request]:
-        """Requests for another policy that is ready to decide."""
+        """Requests to switch to a policy that is ready to decide."""
         switches = self.source.switches
         while switches:
             yield switches.popleft()
 
     def _announce(self, request: Request) -> None:
-        """Announce that a node goes. Ray is asked outside of any transaction, for which others would wait."""
+        """Announce that a node leaves. Ray is asked outside of any transaction, which would block other writers."""
         node, seconds, store = str(request.body["node"]), float(request.body["seconds"]), self._store
         asked = get_request(store, request.seq)
         if asked is None or asked.done_at is not None:
@@ -165,12 +165,13 @@ class SchedulerLoop(SessionLoop):
             answer(store, request.seq, self._wall(), problem)
 
     def check_progress(self, points: int) -> None:
-        """Fall back where no job makes progress under the policy. It is no fault of a policy that is shown no job."""
+        """Fall back if no job makes progress under the policy. A policy that is shown no job is not at fault."""
         if self._shown and self.policy.in_force != FALLBACK:
             super().check_progress(points)
 
     def decide(self) -> float:
-        """Ask the policy about the jobs that may be decided on, and carry that out: time [s] until which it stands."""
+        """Ask the policy about the eligible jobs, and carry out its decision. Returns the time until which it is valid
+        [s]."""
         policy = self.policy
         whole = self._loop.state()
         if self.volume is not None:
@@ -204,7 +205,7 @@ class SchedulerLoop(SessionLoop):
         self._reward = np.zeros(len(REWARD_PARTS))
 
     def futures(self, state: ClusterState) -> Callable[[Snapshot], Sampled] | None:
-        """Futures by the forecast of arrivals; None: there is none, or too little is known."""
+        """Futures sampled from the forecast of arrivals; None if there is none, or too little is known."""
         futures = None if self.volume is None else self.volume.futures(state.time)
         if futures is None:
             return None
@@ -218,7 +219,7 @@ class SchedulerLoop(SessionLoop):
         return sampled
 
     def _keep_house(self) -> None:
-        """What is done now and then: new programs, volume, and forgetting."""
+        """Do housekeeping now and then: new programs, task volume, and forgetting."""
         if not self.retention.due():
             return
         if self._present_quotas() != self._quotas:

@@ -1,7 +1,7 @@
-"""Policies that a service may switch to, and how they are made ready.
+"""Policies that a service may switch to, and their preparation.
 
-What a policy imports and compiles the first time takes minutes on a busy machine: a thread does that, and jobs are
-scheduled as before meanwhile.
+The first import and compilation of a policy takes minutes on a busy machine. A thread does it while jobs are scheduled
+as before.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rlpto.policies.registry import available, is_complete
 from rlpto.store.status import PolicyEntry
 
 FALLBACK = "fifo"
-"""Decides where another policy fails."""
+"""Policy that decides if another one fails."""
 
 
 def catalogue_of(extra: Mapping[str, str]) -> dict[str, tuple[str, PolicyEntry]]:
-    """Specs and entries of the policies that may be switched to, by name: all that need no options, and those of the
-    settings.
+    """Specs and entries of the policies that may be switched to, by name: all policies without required options, and
+    the settings' policies.
 
-    extra: specs by the names that users see. Plug-ins that cannot be loaded are left out, and named on stderr.
+    extra: specs by name shown to users. Plug-ins that cannot be loaded are left out, and named on stderr.
     """
     known = available(lambda problem: print(f"left out: {problem}", file=sys.stderr, flush=True))
     found = {
@@ -40,7 +40,7 @@ def catalogue_of(extra: Mapping[str, str]) -> dict[str, tuple[str, PolicyEntry]]
 
 
 def spec_of(catalogue: Mapping[str, tuple[str, PolicyEntry]], name: str) -> str:
-    """Spec of a policy of the catalogue. Raises RlptoError for any other name."""
+    """Spec of a policy in the catalogue. Raises RlptoError for any other name."""
     if name not in catalogue:
         raise RlptoError(f"no policy {name!r} in the catalogue: expected one of {', '.join(sorted(catalogue))}")
     return catalogue[name][0]
@@ -49,8 +49,8 @@ def spec_of(catalogue: Mapping[str, tuple[str, PolicyEntry]], name: str) -> str:
 class PolicyWarmup:
     """Makes policies ready in a thread of its own, one after the other.
 
-    make_ready: makes a policy, by its spec; it may take minutes. failed: notified in one line of a policy
-    that cannot be made ready; it counts as ready, so that the user who asks for it gets the reason.
+    make_ready: makes a policy from its spec, which may take minutes. failed: called with a line about a policy that
+    cannot be made ready. Such a policy counts as ready, and a user who requests it gets the reason.
     """
 
     def __init__(self, make_ready: Callable[[str], object], failed: Callable[[str], object]) -> None:
@@ -58,11 +58,11 @@ class PolicyWarmup:
         self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._begun: set[str] = set()
         self._ended: set[str] = set()
-        # Compilation cannot be interrupted: a process that ends does not wait for it.
+        # Compilation cannot be interrupted, and the process must not wait for it at its end.
         threading.Thread(target=self._run, name="warmup", daemon=True).start()
 
     def __call__(self, spec: str) -> bool:
-        """Whether a policy is ready, or cannot be made so. One that is not is begun with."""
+        """Whether a policy is ready, or cannot be made ready. If neither, its preparation starts."""
         if spec not in self._begun:
             self._begun.add(spec)
             self._wanted.put(spec)

@@ -1,4 +1,4 @@
-"""How much is kept: of ended jobs in memory, of everything in the database, of files."""
+"""Limits on kept data: ended jobs in memory, rows in the database, and files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rlpto.store.database import Store
 from rlpto.store.logs import job_folder
 
 ENDED_IN_MEMORY = 200
-"""Ended jobs that the scheduler remembers before it forgets them."""
+"""Ended jobs that the scheduler keeps in memory before it forgets them."""
 HOUSE_INTERVAL_S = 1.0
-"""Least time between two rounds of work other than deciding."""
+"""Minimum time between two rounds of housekeeping."""
 TRIM_INTERVAL_S = 600.0
-"""Least time between two rounds of forgetting in the database."""
+"""Minimum time between two clean-ups of the database."""
 ROWS_AT_ONCE = 500
-"""Jobs that are removed from the database in one transaction: the web process waits meanwhile."""
+"""Jobs removed from the database in one transaction, during which the web process waits."""
 KEYS_KEPT_S = 7 * 86_400.0
-"""How long an idempotency key is remembered."""
+"""Time for which an idempotency key is kept."""
 DAY_S = 86_400.0
 
 
 @dataclass
 class Retention:
-    """Forgets. folder: of the service. settings: how much is kept. timer: seconds by which intervals are measured."""
+    """Removes old data. folder: folder of the service. settings: limits. timer: clock for intervals [s]."""
 
     store: Store
     folder: Path
@@ -42,7 +42,7 @@ class Retention:
     _tidied: float = field(default=-np.inf, init=False)
 
     def due(self) -> bool:
-        """True once in a while."""
+        """True if housekeeping is due."""
         now = self.timer()
         if now < self._looked_at + HOUSE_INTERVAL_S:
             return False
@@ -50,7 +50,7 @@ class Retention:
         return True
 
     def keep(self, now: float, cluster: RayCluster) -> tuple[str, ...]:
-        """Forget what is too much; ids of the jobs that the cluster has forgotten."""
+        """Remove data beyond the limits. Returns ids of jobs that the cluster has forgotten."""
         if self.timer() >= self._trimmed_at + TRIM_INTERVAL_S:
             self._trimmed_at = self.timer()
             self._trim_database(now)
@@ -64,10 +64,10 @@ class Retention:
         return cluster.forget_ended(frozenset(kept))
 
     def _trim_database(self, now: float) -> None:
-        """Remove the oldest rows of what there is too much of."""
+        """Remove the oldest rows beyond each limit."""
         store, kept = self.store, self.settings
         most = {"events": kept.events, "decisions": kept.decisions, "audit": kept.audit, "switches": kept.audit}
-        for table, rows in most.items():  # the key of each counts its rows
+        for table, rows in most.items():  # their keys number the rows
             store.write(f"DELETE FROM {table} WHERE rowid <= (SELECT max(rowid) FROM {table}) - ?", (rows,))
         over = "ended IS NOT NULL AND seq <= (SELECT max(seq) FROM spans) - ?"
         store.write(f"DELETE FROM spans WHERE {over}", (kept.spans,))

@@ -1,4 +1,4 @@
-"""What a scheduler of a service is put into, and what it takes up where the last one left it."""
+"""Environment of a service's scheduler, and the state that it takes over from the previous one."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from rlpto.store.events import add_event
 from rlpto.store.jobs import change_job, list_jobs
 
 MOST_GPUS = "most_gpus"
-"""Fact of the session: most GPUs that one job could ever hold."""
+"""Database key of the most GPUs that one job could ever hold."""
 LOOKS_BACK_S, MOST_LOOKED_BACK = 14 * 86_400.0, 20_000
-"""Seconds and jobs before a start of the scheduler that its forecast of arrivals learns from."""
+"""Seconds and jobs before a start of the scheduler from which its forecast of arrivals learns."""
 HALF_LIVES = 10
-"""Half-lives after which GPU time that a user has had does not count any more."""
+"""Half-lives after which a user's past GPU time no longer counts."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What a scheduler is put into.
+    """External interfaces of a scheduler.
 
-    wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
-    spec. checks: of programs. look_ahead: whether starts and finishes are predicted, by `executor` (None: a process of
-    its own) and the seconds of `timer`. ready: whether a policy, by its spec, can decide without a wait.
+    wall: present time [s]. clock: makes the session's clock from the time of its second 0, or from None if it begins
+    now. make: makes a policy from its spec. checks: checks of programs. look_ahead: whether starts and finishes are
+    predicted. executor: runs the predictions. Default: a process of its own. timer: clock for intervals [s]. ready:
+    whether a policy, given by its spec, can decide without a wait.
     """
 
     backend: Backend
@@ -52,7 +53,8 @@ class Environment:
 
 
 def known_shape(config: Config, database: SessionDatabase) -> ClusterShape:
-    """The nodes that were found; with what was there before, so that jobs that wait for it need not be refused."""
+    """The cluster's nodes, plus missing ones up to its former size, because jobs that wait for them must not be
+    refused."""
     found = config.cluster.shape
     before = int(database.number(MOST_GPUS) or 0)
     if before > found.most_gpus and found:
@@ -63,8 +65,8 @@ def known_shape(config: Config, database: SessionDatabase) -> ClusterShape:
 
 
 def known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
-    """The jobs of the session, as they were entered. Those whose program is gone, or whose profile has changed so
-    that it allows none of the GPUs that they may have, fail and are forgotten."""
+    """The jobs of the session, as they were entered. Jobs fail and are forgotten if their program is gone, or if its
+    changed profile allows none of their allowed GPUs."""
     jobs, specs, unknown = [], [], []
     entered = database.rows("SELECT spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number")
     for row, (text, submitted) in zip(database.jobs(), entered, strict=True):
@@ -91,7 +93,7 @@ def known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> t
 def volume_forecast(
     config: Config, catalogue: Catalogue, shape: ClusterShape, store: Store, clock: Clock, now: float
 ) -> VolumeForecast | None:
-    """The forecast of arrivals, if the settings ask for one; it knows what has been submitted so far."""
+    """The forecast of arrivals, if the settings ask for one, trained on the submissions so far."""
     if config.forecast.mode != "on":
         return None
     rows = list_jobs(store, limit=MOST_LOOKED_BACK)[::-1]
@@ -109,7 +111,7 @@ def volume_forecast(
 
 
 def gpu_time_had(store: Store, now: float, half_life: float) -> Mapping[str, float]:
-    """GPU-seconds that the ended jobs of every user count still."""
+    """Decayed GPU-seconds of each user's finished jobs."""
     found: dict[str, float] = {}
     rows = store.rows("SELECT owner, ended, gpu_seconds FROM jobs WHERE ended > ?", (now - HALF_LIVES * half_life,))
     for owner, ended, seconds in rows:

@@ -1,4 +1,4 @@
-"""Jobs and requests from the database, as a cluster takes them: see `rlpto.ray_cluster.scheduler.session_rules`."""
+"""Jobs and requests from the database as a source for a cluster (`rlpto.ray_cluster.scheduler.session_rules`)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlpto.store.requests import Request, answer, ask, open_requests
 from rlpto.store.status import is_drained, set_drained
 
 MOST_AT_ONCE = 1000
-"""Submitted jobs that are looked at in one go."""
+"""Most submitted jobs examined at once."""
 
 
 class JobQueueSource:
-    """What users have submitted and asked for, from the database.
+    """Source of users' submissions and requests in the database.
 
-    given: ids of jobs that the cluster has already. wall: time [s] now. clock: of the cluster.
+    given: ids of jobs that the cluster has already. wall: present time [s]. clock: clock of the cluster.
 
-    switches, leaving: unanswered requests for another policy, and to drain nodes. drained: no job may start.
-    closed: nothing more is taken from the database. stopping: whether the cluster should return at once. heard: is
-    called with the jobs that are given. can_switch: whether a policy that is asked for is ready to decide.
+    switches, leaving: unanswered requests to switch policies, and to drain nodes. drained: whether jobs are kept from
+    starting. closed: whether nothing more is taken from the database. stopping: whether the cluster should return at
+    once. heard: called with jobs handed to the cluster. can_switch: whether a requested policy is ready to decide.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class JobQueueSource:
         self.drained = is_drained(store)
 
     def poll(self) -> list[tuple[Job, JobSpec]]:
-        """Jobs that may run from now on. Those that may not are rejected, others wait until their program is known."""
+        """Return jobs that may run from now on. Invalid jobs are rejected; others wait until their program has been
+        checked."""
         if self.closed:
             return []
         rows, jobs = jobs_to_take_in(self._store, MOST_AT_ONCE), []
@@ -65,7 +66,7 @@ class JobQueueSource:
                 if row.state == "submitted":
                     self._set(row, "checking", "its program is being checked")
                 continue
-            # The clock of the machine may have been set since.
+            # The machine's clock may have been changed since.
             submitted = max(self._latest, min(self._clock.of(row.submitted), self._clock.now()))
             try:
                 if problem:
@@ -82,7 +83,7 @@ class JobQueueSource:
         return jobs
 
     def _unmet(self, row: JobRow) -> str:
-        """Which of the jobs that a job comes after has not finished, now that all are over; empty: none."""
+        """Name a preceding job that has ended without finishing, all having ended; empty if there is none."""
         for job in row.after:
             found = get_job(self._store, job)
             state = "removed" if found is None else found.state
@@ -98,17 +99,17 @@ class JobQueueSource:
             add_event(self._store, "job", at, row.id, row.owner, {"state": state, "reason": reason})
 
     def orders(self) -> list[Order]:
-        """What has been asked of the scheduler since this was last asked."""
+        """Return new orders from requests and time limits since the last call."""
         if self.closed:
             return []
-        # By the clock that starts are noted by: that of the machine may have been set since.
+        # By the session's clock, which starts are recorded by; the machine's clock may have been changed since.
         for job in out_of_time(self._store, self._clock.began + self._clock.now()):
             ask(self._store, "cancel", "its time limit", self._wall(), job)
         found: list[Order] = [DecideNow()] if self.stopping() else []
         waits, requests = False, open_requests(self._store)
         self._ordered.intersection_update(request.seq for request in requests)
         for request in requests:
-            if request.kind == "policy":  # they come in order, the first one once its policy is ready
+            if request.kind == "policy":  # switches are handled in order, each once its policy is ready
                 waits = waits or not self.can_switch(request)
                 if waits:
                     continue
@@ -120,7 +121,7 @@ class JobQueueSource:
         return found
 
     def _order_of(self, request: Request) -> Order | None:
-        """What the cluster has to do about a request. One that is done by that, or is in vain, is answered."""
+        """Turn a request into an order. A request that needs no order, or is in vain, is answered here."""
         if request.kind in ("policy", "leave"):
             (self.switches if request.kind == "policy" else self.leaving).append(request)
             return DecideNow()

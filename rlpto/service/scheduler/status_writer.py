@@ -1,4 +1,4 @@
-"""What users see of a cluster but for the states of jobs: curves, nodes, queue, decisions, and a sign of life."""
+"""Cluster status for users, except states of jobs: curves, nodes, queue, decisions, and heartbeats."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from rlpto.store.rows import insert, put_all
 from rlpto.store.status import DecisionRow, Heartbeat, QueueRow, beat, describe_decision, note_held, set_queue
 
 POINT_INTERVAL_S = 2.0
-"""Least time between two points of a job's curves."""
+"""Minimum time between two points of a job's curves."""
 POINTS_BETWEEN_LOOKS = 50
-"""Points of a job that are added before it is looked whether there are too many."""
+"""Points of a job that are added between checks of their number."""
 BEAT_INTERVAL_S = 1.0
-"""Least time between two signs of life."""
+"""Minimum time between two heartbeats."""
 
 
 @dataclass
 class Curve:
-    """Where the curve of a job stands. point_at: s of the session, of the newest point. points: added since it was last
-    looked whether there are too many."""
+    """Position of a job's curve. point_at: time of the newest point [s of the session]. points: points added since
+    their number was last checked."""
 
     point_at: float = -math.inf
     epoch: float = -1.0
@@ -39,15 +39,15 @@ class Curve:
 
 
 class CurveWriter:
-    """Writes what jobs report to their curves. most: points of a job."""
+    """Writes reports of jobs to their curves. most: most points of a job."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._curves: dict[str, Curve] = {}
 
     def __call__(self, cluster: RayCluster, report: JobReport, over: bool) -> None:
-        """Take the newest report of a job. over: it is the last one, which is always the end of the curve."""
-        if (curve := self._curves.get(report.job)) is None:  # maybe the scheduler before has begun it
+        """Add a job's newest report. over: whether it is the job's last one, which always ends the curve."""
+        if (curve := self._curves.get(report.job)) is None:  # a previous scheduler may have begun it
             ((newest,),) = cluster.database.rows("SELECT max(at) FROM points WHERE job = ?", (report.job,))
             curve = Curve() if newest is None else Curve(newest - cluster.database.wall(0.0))
             self._curves[report.job] = curve
@@ -79,10 +79,9 @@ class CurveWriter:
 
 
 class StatusWriter:
-    """Writes how a cluster stands; an observer of it.
+    """Writes the status of a cluster, as its observer.
 
-    wall: time [s] now. timer: seconds by which intervals are measured, of a clock that only moves on. address: of the
-    cluster, for people.
+    wall: present time [s]. timer: monotonic clock for intervals [s]. address: address of the cluster, for people.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class StatusWriter:
         put_all(database, QueueRow, ())
 
     def __call__(self, cluster: RayCluster) -> None:
-        """Write down how the cluster stands, once in a while."""
+        """Write the status of the cluster, at intervals of `BEAT_INTERVAL_S`."""
         if self._timer() < self._beat_at + BEAT_INTERVAL_S:
             return
         self._beat_at = self._timer()
@@ -108,7 +107,7 @@ class StatusWriter:
             beat(self._database, alive, self._wall())
 
     def queued(self, rows: Sequence[QueueRow]) -> None:
-        """Write down the queue, if it is another."""
+        """Write the queue if it has changed."""
         if tuple(rows) == self._queue:
             return
         before, self._queue = self._queue, tuple(rows)
@@ -117,8 +116,8 @@ class StatusWriter:
             add_event(self._database, "queue", self._wall(), body={"waiting": len(rows)})
 
     def decided(self, row: DecisionRow, reward: FloatArray, time: float, applied: bool) -> None:
-        """Write down a decision. reward: [TERMS] of the time since the one before. time: s of the session. applied:
-        whether the session has noted it already."""
+        """Write a decision. reward: reward parts [TERMS] since the previous decision. time: s of the session. applied:
+        whether the session has written the decision already."""
         self._decisions += 1
         parts = dict(zip(REWARD_PARTS, reward.tolist(), strict=True))
         row = replace(row, reward=float(reward.sum()), parts=parts)
@@ -132,14 +131,14 @@ class StatusWriter:
 
 
 def goodput(report: JobReport, base: int) -> float:
-    """Samples per second times statistical efficiency at a base batch size; all that is known where one is not."""
+    """Samples per second times statistical efficiency at a base batch size; without a noise scale, only the former."""
     if not report.batch_size or not 0 < report.noise_scale < math.inf:
         return report.samples_per_second
     return report.samples_per_second * float(efficiency(np.array([report.noise_scale]), report.batch_size, base)[0])
 
 
 def held_by_node(cluster: RayCluster) -> dict[str, dict[str, int]]:
-    """GPUs that jobs hold, by node that is up and by job."""
+    """GPUs held by jobs, by node that is up and by job."""
     held: dict[str, dict[str, int]] = {node: {} for node in cluster.node_ids}
     for number in np.flatnonzero(cluster.columns.held).tolist():
         job = cluster.ids[number]

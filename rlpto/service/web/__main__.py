@@ -1,4 +1,4 @@
-"""The web process: `python -m rlpto.service.web SETTINGS [--fd NUMBER]`, as `rlpto serve` starts it."""
+"""The web process: `python -m rlpto.service.web SETTINGS [--fd NUMBER]`, as started by `rlpto serve`."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from rlpto.service.settings import ServiceSettings, load_service
 from rlpto.service.web.app import make_app, openapi_text
 
 KEEP_ALIVE_S = 75
-"""Longer than clients keep idle connections, so that the server never closes one during a request."""
+"""Longer than clients keep idle connections, because the server must not close one during a request."""
 STOP_S = 5
-"""Time that requests have to end after SIGTERM before they are cut off."""
+"""Time for requests to end after SIGTERM before they are cut off."""
 MOST_CONNECTIONS = 1000
-"""Most connections at a time. A further one takes the place of another that has shown no token, or at last of one
-that is idle; where all of them wait for an answer, it is answered 503."""
+"""Most open connections. A new one replaces a connection without a token, or else an idle one. If all others are
+waiting for an answer, the new one is answered 503."""
 MOST_UNKNOWN = 200
-"""Most connections of an address that have shown no token. A proxy has one address for all: no such limit holds."""
+"""Most connections without a token per address. Not applied behind a proxy, which has one address for all."""
 _BAD_INPUT = 2
 
 
 class TimedProtocol(H11Protocol):
-    """uvicorn's protocol with a time limit for receiving a whole request, which uvicorn (0.54) does not have: the
-    connection is closed `web.request_seconds` after it was made, or after the first byte of a further request.
+    """uvicorn's protocol with a time limit for receiving a whole request, which uvicorn (0.54) lacks. The connection is
+    closed `web.request_seconds` after it was made, or after the first byte of a later request.
 
-    Connections without a token are closed first where there are too many."""
+    If there are too many connections, ones without a token are closed first.
+    """
 
     _timer: asyncio.TimerHandle | None = None
     _known, _active_at = False, 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
+        """Start the time limit for the first request."""
         super().connection_made(transport)
         self._active_at = self.loop.time()
         self._make_room()
@@ -48,12 +49,12 @@ class TimedProtocol(H11Protocol):
 
     @property
     def worth(self) -> tuple[bool, bool, float]:
-        """Whether a token was shown, whether a request is under way, and when something came last [s]."""
+        """Whether a token was shown, whether a request is in progress, and when data last arrived [s]."""
         shown = self._known or (self.scope is not None and "known" in self.scope["state"])
         return shown, self.cycle is not None and not self.cycle.response_complete, self._active_at
 
     def _make_room(self) -> None:
-        """Close the connection of least worth if there are too many, of this address or of all."""
+        """Close the least valuable connection if there are too many, from this address or in total."""
         others = [one for one in self.connections if isinstance(one, TimedProtocol) and one is not self]
         here = [one for one in others if not one.worth[0] and (one.client or "?")[0] == (self.client or "?")[0]]
         of_proxy = self._settings.web.behind_proxy
@@ -62,7 +63,7 @@ class TimedProtocol(H11Protocol):
             return
         least = min(crowd, key=lambda one: one.worth)
         if not all(least.worth[:2]):
-            self.connections.discard(least)  # the transport says so only in the next turn of the loop
+            self.connections.discard(least)  # the transport reports it only in the next turn of the loop
             least.transport.abort()
 
     @property
@@ -71,7 +72,7 @@ class TimedProtocol(H11Protocol):
         return settings
 
     def handle_events(self) -> None:
-        """Handle what has been received, and time what is still missing."""
+        """Handle received data, and restart the time limit while a request is incomplete."""
         self._known, self._active_at = self.worth[0], self.loop.time()
         super().handle_events()
         state = self.conn.their_state
@@ -82,7 +83,7 @@ class TimedProtocol(H11Protocol):
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Clean up."""
+        """Stop the timer."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -96,7 +97,7 @@ class TimedProtocol(H11Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """Ends streams as soon as it is asked to stop, so that the shutdown does not wait for them."""
+    """Ends streams as soon as it is asked to stop; the shutdown does not wait for them."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal."""

@@ -1,4 +1,4 @@
-"""Authentication by the token of a header or the session cookie of a browser, and what each role may do."""
+"""Authentication by a header's token or a browser's session cookie, and permissions of each role."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """Of the user."""
+        """Name of the user."""
         return self.user.name
 
     @property
     def whose(self) -> str | None:
-        """The owner whose jobs alone are listed for this caller; None: those of all users are."""
+        """The only owner whose jobs are listed for this caller; None if all users' jobs are."""
         return None if self.user.sees_all else self.name
 
     def may_see(self, owner: str | None) -> bool:
-        """Whether this caller may see what `owner` owns; None: it belongs to no user."""
+        """Whether this caller may see objects of `owner`; None stands for objects without an owner."""
         return owner is None or self.whose in (None, owner)
 
 
 def caller_of(service: Service, request: Request) -> Caller | None:
-    """The user of a request's token or session; None: neither is valid."""
+    """The user of a request's token or session; None if it is invalid."""
     header = request.headers.get("authorization")
     if header is None:
         secret, kind = request.cookies.get(COOKIE, ""), "session"
@@ -52,15 +52,15 @@ def caller_of(service: Service, request: Request) -> Caller | None:
     found = user_of_token(service.store, secret, service.now())
     if found is None or found[1].kind != kind:
         return None
-    request.state.known = True  # of connections without a token some are closed where there are too many
+    request.state.known = True  # if there are too many connections, ones without a token are closed
     return Caller(*found)
 
 
 async def known_caller(
     request: Request, service: TheService, _: Annotated[object, Depends(_describe_bearer)] = None
 ) -> Caller:
-    """The user who asks. Raises Problem 401 without a valid token, 403 for a browser's change without an origin, 429
-    for too many changes."""
+    """The user of a request. Raises Problem 401 without a valid token, 403 for a browser's change without an origin,
+    429 for too many changes."""
     caller = caller_of(service, request)
     if caller is None:
         headers = {"WWW-Authenticate": "Bearer"}
@@ -90,7 +90,7 @@ AnAdmin = Annotated[Caller, Depends(_of_role("admin"))]
 
 
 async def job_for(job: JobId, caller: TheCaller, service: TheService) -> JobRow:
-    """A job that the caller may see. Raises Problem 404 for any other, whether it exists or not."""
+    """A job that the caller may see. Raises Problem 404 for all others, existing or not."""
     found = get_job(service.store, job)
     if found is None or not caller.may_see(found.owner):
         raise not_found("job")

@@ -1,4 +1,4 @@
-"""The application: every address with what answers it."""
+"""The application: all addresses and their handlers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROBLEM: dict[str, Any] = {
 
 
 class _Application(FastAPI):
-    """Describes problems, too, which no route names as its answer."""
+    """Adds problems to the OpenAPI description, because no route declares them as its answer."""
 
     def openapi(self) -> dict[str, Any]:
         """The content of openapi.json."""
@@ -40,7 +40,7 @@ class _Application(FastAPI):
 
 
 def make_app(settings: ServiceSettings) -> FastAPI:
-    """The web process' application; its store must be there."""
+    """Make the web process's application. Its database must exist."""
     app = _Application(
         title="RLPTO job service",
         version=__version__,
@@ -69,7 +69,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
 
 
 def openapi_text(settings: ServiceSettings) -> str:
-    """openapi.json of the API; it is the same for all settings."""
+    """openapi.json of the API, equal for all settings."""
     return json.dumps(make_app(settings).openapi(), indent=1, sort_keys=True) + "\n"
 
 

@@ -26,7 +26,7 @@ _LOG = logging.getLogger("rlpto.service.web")
 
 
 class FieldProblem(BaseModel):
-    """What is wrong with one value of a request."""
+    """An invalid value in a request."""
 
     at: str = Field(description="Where it stands, such as body.gpus.")
     said: str = Field(description="What was expected there.")
@@ -43,7 +43,7 @@ class ProblemBody(BaseModel):
 
 
 class Problem(HTTPException):
-    """An answer that is an error. kind: in words joined by hyphens, such as `quota-exceeded`. errors: by value."""
+    """An answer that is an error. kind: hyphenated words, such as `quota-exceeded`. errors: messages by value."""
 
     def __init__(
         self,
@@ -70,17 +70,17 @@ class Problem(HTTPException):
 
 
 def not_found(what: str) -> Problem:
-    """It does not exist, or it belongs to another user: the answer is the same."""
+    """The object does not exist or belongs to another user; both give the same answer."""
     return Problem(404, "not-found", f"no such {what}")
 
 
 def not_valid(detail: str) -> Problem:
-    """A value that has the right type, and is not allowed."""
+    """A value has the right type, but is not allowed."""
     return Problem(422, "not-valid", detail)
 
 
 def too_large() -> Problem:
-    """More was sent than is read."""
+    """The request is larger than allowed."""
     return Problem(413, "too-large", f"expected a body of at most {LARGEST_BODY_BYTES} bytes")
 
 
@@ -89,7 +89,7 @@ async def _too_large(_: Request, __: HTTPException) -> Response:
 
 
 async def _http(request: Request, error: HTTPException) -> Response:
-    """A Problem, or an error of Starlette: a page for a browser, which the API never sends."""
+    """A Problem, or an error of Starlette. Browsers get a page, but never from the API."""
     if not request.url.path.startswith(API) and "text/html" in request.headers.get("accept", ""):
         status = error.status_code
         return page("error.html", status, user=None, detail=error.detail, status=status)
@@ -132,4 +132,4 @@ HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, An
     StoreError: _store,
     Exception: _unexpected,
 }
-"""What lets an application answer with problems only."""
+"""Handlers that turn every error of an application into a problem."""

@@ -1,4 +1,4 @@
-"""Messages when jobs end, as JSON to another program, such as a chat."""
+"""Messages about ended jobs, as JSON for another program, such as a chat."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
 _LOOK_S = 60.0
 _AGAIN = (408, 429)
 _DELIVERED = "webhook"
-"""Key of the fact with the number of the newest event that was delivered, or need not be."""
+"""Database key of the number of the newest event that was delivered, or needs no delivery."""
 _LOG = logging.getLogger("rlpto.service")
 
 
 class EndMessages:
-    """Posts the ends of jobs to an address in order, each at least once, over restarts too.
+    """Posts the ends of jobs to an address in order, each at least once, even across restarts.
 
     The address may hold a secret, so only its host is logged.
     """
 
     def __init__(self, url: str, store: Store, commit: GroupCommit, notifier: EventNotifier) -> None:
         self._url, self._store, self._commit, self._notifier = url, store, commit, notifier
-        self._done = 0  # newer than what is noted by events that need no delivery
+        self._done = 0  # may be newer than the recorded number, by events that need no delivery
 
     async def run(self) -> None:
         """Deliver until the service closes."""
@@ -49,7 +49,7 @@ class EndMessages:
             await self._notifier.wait(_LOOK_S)
 
     async def _catch_up(self) -> None:
-        """Deliver what has happened since the newest event that is noted; before there was one, nothing."""
+        """Deliver events since the newest recorded one. On the very first run, only record the newest event."""
         noted = self._store.fact(_DELIVERED)
         if noted is None:
             await self._note(last_event(self._store))
@@ -66,7 +66,7 @@ class EndMessages:
         await self._commit(lambda store: store.set_fact(_DELIVERED, str(seq)))
 
     async def _deliver(self, event: Event) -> None:
-        """Send until it is taken, or refused for good."""
+        """Send until the message is accepted, or refused for good."""
         wait, place = FIRST_WAIT_S, urlsplit(self._url).netloc.rpartition("@")[2]
         row = get_job(self._store, event.job or "")
         if row is None:
@@ -86,7 +86,7 @@ class EndMessages:
             wait = min(2.0 * wait, LONGEST_WAIT_S)
 
     def _send(self, row: JobRow, key: str) -> None:
-        """Post the end of a job. Raises OSError or HTTPException if it has not arrived. key: the same each time."""
+        """Post the end of a job. key: idempotency key of all attempts. Raises OSError or HTTPException if it fails."""
         body = json.dumps({"text": _text(row), "job": jsonable_encoder(row)}).encode()
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
         with urlopen(Request(self._url, body, headers, method="POST"), timeout=TIMEOUT_S) as answer:

@@ -1,4 +1,4 @@
-"""Checks of every request before a route reads it (host, origin, size), headers and counts of answers, rate limits."""
+"""Checks of each request before routing (host, origin, size), headers and counts of answers, and rate limits."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 WINDOW_S = 10.0
-"""All changes that are allowed in this time may be made at once."""
+"""Window of the rate limits. All changes allowed in a window may be made at once."""
 _WRONG_SIGN_INS, _SIGN_INS = 5, 30
-"""Of an address in this time: refused sign-ins, and beginnings of single sign-on (each asks the provider)."""
+"""Limits per address and window: refused sign-ins, and starts of single sign-on, each of which asks the provider."""
 _SCRAPES = 20
-"""Of a user in this time: readings of `/metrics`, each of which counts all jobs."""
+"""Limit per user and window on readings of `/metrics`, each of which counts all jobs."""
 _CLOSING = (400, 408, 413)
-"""After these answers the rest of the request is not read, so the connection is closed."""
+"""Answers after which the rest of the request is not read and the connection is closed."""
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class RequestGuard:
-    """ASGI middleware, which also counts every answer in the metrics of the application's service. Starlette's
-    TrustedHostMiddleware is not used: it answers in plain text, and every error here is a problem in JSON."""
+    """ASGI middleware that checks requests and counts answers in the service's metrics. Starlette's
+    TrustedHostMiddleware is not used, because it answers in plain text, and every error here is a problem in JSON."""
 
     def __init__(self, app: ASGIApp, settings: WebSettings) -> None:
         self._app = RequestBodyLimitMiddleware(app, LARGEST_BODY_BYTES)  # bodies of unknown length
@@ -82,7 +82,7 @@ class RequestGuard:
             metrics.note(scope["method"], _route(scope), status, time.perf_counter() - began)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Problem | None:
-        """Why a request is refused; None: it is accepted."""
+        """Reason to refuse a request; None if it is accepted."""
         if "transfer-encoding" in headers and "content-length" in headers:
             return Problem(400, "bad-framing", "expected Content-Length or Transfer-Encoding, got both")
         hosts = headers.getlist("host")
@@ -95,7 +95,7 @@ class RequestGuard:
             if origin is None:
                 is_ours = site in ("same-origin", "none")
             else:
-                scheme = "https" if self._behind_proxy else scope["scheme"]  # a proxy ends TLS
+                scheme = "https" if self._behind_proxy else scope["scheme"]  # a proxy terminates TLS
                 port = _USUAL_PORTS.get(scheme, "")
                 ours = f"{scheme}://{hosts[0].lower().removesuffix(port)}"
                 is_ours = origin.lower().removesuffix(port) == ours
@@ -108,7 +108,7 @@ class RequestGuard:
 
 
 def _route(scope: Scope) -> str:
-    """The address that answered, with names in place of ids; none: no address did."""
+    """Path template of the route that answered; "none" if no route did."""
     path = getattr(scope.get("route"), "path", None)
     if path is None:
         return "none"
@@ -117,7 +117,7 @@ def _route(scope: Scope) -> str:
 
 
 class RateLimits:
-    """Limits per user: changes and readings of metrics per time, streams open at a time; and sign-ins by address."""
+    """Limits per user on changes, metrics readings and open streams, and per address on sign-ins."""
 
     def __init__(self, per_second: float, streams: int) -> None:
         self.changes = Windows(per_second * WINDOW_S, "changes")
@@ -128,7 +128,8 @@ class RateLimits:
 
 
 class Windows:
-    """Counts by key in windows of ten seconds. most: allowed in a window. what: is counted, for people."""
+    """Counts by key in windows of ten seconds. most: most counts per key and window. what: name of the counted
+    objects."""
 
     def __init__(self, most: float, what: str) -> None:
         self.most, self._what = most, what
@@ -136,7 +137,7 @@ class Windows:
         self._counts: Counter[str] = Counter()
 
     def count(self, key: str) -> int:
-        """Count one more of a key; how many that makes in this window."""
+        """Count one more for a key, and return its count in this window."""
         now = time.monotonic()
         if now >= self._began + WINDOW_S:
             self._began = now
@@ -145,19 +146,20 @@ class Windows:
         return self._counts[key]
 
     def take(self, key: str) -> None:
-        """Count one more of a key. Raises Problem 429 for more than is allowed."""
+        """Count one more for a key. Raises Problem 429 if that exceeds the limit."""
         if self.count(key) > self.most:
             raise self.refusal()
 
     def refusal(self) -> Problem:
-        """The answer to a request that is one too many."""
+        """The answer to a request beyond the limit."""
         wait = max(1, math.ceil(self._began + WINDOW_S - time.monotonic()))
         detail = f"more than {self.most:g} {self._what} in {WINDOW_S:g} s; try again in {wait} s"
         return Problem(429, "too-many-requests", detail, {"Retry-After": str(wait)})
 
 
 class ServiceMetrics:
-    """For Prometheus: counts of answers of this process, and the cluster by the database, read on each scrape."""
+    """Metrics for Prometheus: counts of this process's answers, and the cluster's state in the database at each
+    scrape."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._registry = store, prometheus_client.CollectorRegistry()
@@ -173,7 +175,7 @@ class ServiceMetrics:
         """Count an answer."""
         known = method if method in ("GET", "POST", "PUT", "PATCH", "DELETE") else "other"
         self._answers.labels(known, route, str(status)).inc()
-        if not route.endswith("/events"):  # a stream lasts as long as its reader likes
+        if not route.endswith("/events"):  # the duration of a stream depends on its reader
             self._seconds.labels(known, route).observe(seconds)
 
     def text(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Pages from templates, and the files they need: vendored scripts, own scripts and styles, all from this process."""
+"""Pages from templates, and their files: vendored scripts, own scripts and styles, all served by this process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NONE = "\u2013"
 
 
 class VersionedFiles(StaticFiles):
-    """Scripts and styles. Browsers keep them for ever: their addresses have a version of the content."""
+    """Scripts and styles. Browsers cache them for ever, because their addresses contain a hash of the content."""
 
     def file_response(self, *given: Any, **more: Any) -> Response:
-        """A file as it is sent."""
+        """Serve a file."""
         response = super().file_response(*given, **more)
         response.headers["Cache-Control"] = f"public, max-age={_YEAR_S}, immutable"
         return response
@@ -42,7 +42,7 @@ def _static_url(name: str) -> str:
 
 
 def _utc_text(at: float) -> str:
-    """A time until the browser shows it by its own clock."""
+    """Text of a time until the browser replaces it by local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 

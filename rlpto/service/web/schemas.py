@@ -1,4 +1,4 @@
-"""Types of values from the network. Each has bounds, so that later code need not check again."""
+"""Types of values from the network. All are bounded, and later code need not check again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN_MARKS = " .,:;+=_()#@[]-"
 
 
 def _is_plain(text: str) -> str:
-    """Letters and digits of any script, and marks without meaning to a shell, HTML or a file system."""
+    """Check for letters and digits of any script, and marks without meaning to a shell, HTML or a file system."""
     if any(c not in _PLAIN_MARKS and unicodedata.category(c)[0] not in "LMN" for c in text):
         raise ValueError(f"expected letters, digits, spaces and any of {_PLAIN_MARKS.strip()}")
     if text and not (text.strip(" .") and text == text.strip()):
@@ -28,14 +28,14 @@ def _is_plain(text: str) -> str:
 
 
 def _is_unicode(text: str) -> str:
-    """A text that has bytes, without NUL."""
+    """Check that a text can be encoded and has no NUL."""
     if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
         raise ValueError("expected Unicode text without NUL and halves of characters")
     return text
 
 
 Label = Annotated[str, Field(max_length=128), AfterValidator(_is_plain)]
-"""Text that people read: names of jobs, reasons, labels."""
+"""Text for people: names of jobs, reasons, labels."""
 PlainName = Annotated[str, Field(pattern=PLAIN_NAME)]
 LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")]
 LabelValue = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_is_plain)]
@@ -56,23 +56,23 @@ Cursor = Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$", description="`nex
 NameInPath = Annotated[str, Path(pattern=PLAIN_NAME)]
 LARGEST_ROW = 2**53
 LARGEST_ARRAY = 1000
-"""Most jobs that are submitted at once."""
+"""Most jobs submitted at once."""
 LARGEST_SCRIPT = 48 * 1024
-"""Most characters of a script; the whole body has a bound in bytes, too."""
+"""Most characters of a script; the whole body also has a limit in bytes."""
 Source = Annotated[str, Field(min_length=1, max_length=LARGEST_SCRIPT), AfterValidator(_is_unicode)]
 Argument = Annotated[str, Field(max_length=256), AfterValidator(_is_unicode)]
 Files = Annotated[str, Field(max_length=LARGEST_TEXT)]
-"""Not unpacked before it is known who sends it."""
+"""Unpacked only after the sender is known."""
 
 
 class Body(BaseModel):
-    """The body of a request: no further keys, no kinds that are only similar, no infinite numbers."""
+    """The body of a request: no unknown keys, no conversion of types, no infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class ScriptBody(Body):
-    """A training loop of a developer's own, see docs/elastic.md."""
+    """A developer's own training loop (docs/elastic.md)."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$", description="Of its file.")
     source: Source = Field(description="Its text.")
@@ -109,7 +109,7 @@ class JobBody(Body):
 
 
 class ArrayBody(Body):
-    """Jobs that differ by a number: `{i}` in arguments of the script and in texts of options is replaced by it."""
+    """Jobs that differ by a number, which replaces `{i}` in arguments of the script and in text options."""
 
     job: JobBody
     first: int = Field(ge=0, le=10**9, description="Number of the first job.")
@@ -124,13 +124,13 @@ class ArrayBody(Body):
 
 
 class JobChange(Body):
-    """What may be changed about a job."""
+    """Changes to a job."""
 
     priority: Priority
 
 
 class PolicyChange(Body):
-    """Another policy."""
+    """Switch to another policy."""
 
     policy: PlainName = Field(description="One of GET /policies.")
     reason: Label = Field("", description="Why, for the audit trail.")
@@ -158,7 +158,7 @@ class UserBody(Body):
 
 
 class UserChange(Body):
-    """Changes to a user; fields that are left out stay as they are."""
+    """Changes to a user; omitted fields stay unchanged."""
 
     role: Role = "user"
     disabled: bool = False
@@ -169,12 +169,12 @@ class UserChange(Body):
 
 
 class LeaveBody(Body):
-    """When a node goes."""
+    """Time until a node leaves."""
 
     seconds: float = Field(120.0, ge=0, le=1e6, description="Until it goes.")
 
 
 class DrainBody(Body):
-    """Whether to let no further job start."""
+    """Whether to keep jobs from starting."""
 
     on: bool

@@ -1,4 +1,4 @@
-"""State of the running web process: settings, the database for reading, grouped writes, new events, limits."""
+"""State of the running web process: settings, database for reading, grouped writes, new events, limits."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from rlpto.store.events import last_event
 
 T = TypeVar("T")
 LOOK_INTERVAL_S = 0.1
-"""Time between two looks for new events."""
+"""Time between two checks for new events."""
 LOOK_AGAIN_S = 1.0
-"""Time until the next one after one that has failed."""
+"""Time until the next check after a failed one."""
 MOST_TOGETHER = 256
-"""Most writes of one transaction: the scheduler waits for at most this number."""
+"""Most writes in a transaction, for which the scheduler has to wait."""
 PAUSE_BETWEEN_COMMITS_S = 0.003
-"""Time in which the scheduler may begin a transaction of its own; more requests come together meanwhile."""
+"""Pause in which the scheduler can begin a transaction of its own, and more requests accumulate."""
 _LOG = logging.getLogger("rlpto.service.web")
 
 
 class GroupCommit:
-    """Writes of many requests, durably: all writes that wait during a disk sync share the next transaction. A thread of
-    its own is the only one of the web process that writes to the database."""
+    """Durable writes of many requests. All writes that wait during a disk sync share the next transaction. Its thread
+    is the only writer of the web process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class GroupCommit:
         self._writing: asyncio.Task[None] | None = None
 
     async def __call__(self, write: Callable[[Store], T]) -> T:
-        """Run `write` in a transaction, maybe together with others; its result, once that is on disk. An exception of
+        """Run `write` in a transaction, possibly with others, and return its result once on disk. An exception of
         `write` is raised here, and none of its changes are kept."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((write, future))
@@ -51,7 +51,7 @@ class GroupCommit:
         return await future
 
     def close(self) -> None:
-        """End the thread after the writes under way."""
+        """End the thread after the current writes."""
         if self._store is not None:
             self._thread.submit(self._store.close)
         self._thread.shutdown()
@@ -71,7 +71,7 @@ class GroupCommit:
             await asyncio.sleep(PAUSE_BETWEEN_COMMITS_S)
 
     def _results(self, writes: list[Callable[[Store], Any]]) -> list[Any]:
-        """Results of all writes, in one transaction; of those that raise: the exception."""
+        """Results of all writes in one transaction; for a write that raises, its exception."""
         results: list[Any] = []
         try:
             self._store = self._store or Store(self._path)
@@ -80,15 +80,15 @@ class GroupCommit:
                     try:
                         with self._store.savepoint():
                             results.append(write(self._store))
-                    except Exception as error:  # it concerns one request only
+                    except Exception as error:  # it affects one request only
                         results.append(error)
-        except Exception as error:  # such as a full disk: every caller is answered, and the next ones try again
+        except Exception as error:  # such as a full disk: every caller gets the error, and later ones try again
             return [error] * len(writes)
         return results
 
 
 class EventNotifier:
-    """Wakes streams when there are new events, so that they need not poll themselves."""
+    """Wakes streams when there are new events, which spares each of them polling."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -97,7 +97,7 @@ class EventNotifier:
         self.closing = False
 
     async def look(self) -> None:
-        """Poll for new events until closed, also where the database cannot be read for a while."""
+        """Poll for new events until closed, even if the database cannot be read for a while."""
         while not self.closing:
             try:
                 last = last_event(self._store)
@@ -116,7 +116,7 @@ class EventNotifier:
         self._wake()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until there may be new events; False: there were none in this time."""
+        """Wait until there may be new events. False if there were none within `seconds`."""
         try:
             return await asyncio.wait_for(self._new.wait(), seconds)
         except TimeoutError:
@@ -129,7 +129,7 @@ class EventNotifier:
 
 @dataclass(frozen=True)
 class Service:
-    """The shared objects that routes need. store: for reading, by the event loop's thread. now: seconds since 1970."""
+    """Shared objects for routes. store: for reading, on the event loop's thread. now: returns seconds since 1970."""
 
     settings: ServiceSettings
     store: Store

@@ -1,4 +1,4 @@
-"""Turns a user's submission into a job in the database, under the catalogue, roles and quotas."""
+"""Turning a user's submission into a job in the database, within the catalogue, roles and quotas."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User
 
 NUMBER = "{i}"
-"""What stands for the number of a job in an array."""
+"""Placeholder for the number of a job in an array."""
 _LONGEST_NAME = 128
 _MOST_NAMES = 10
 
 
 def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
-    """The job that a body asks for. Raises Problem for what catalogue, role or quota have against it."""
+    """The job requested by a body. Raises Problem if catalogue, role or quota forbid it."""
     program = get_program(store, body.program)
     if program is None or program.checked == "deleted":
         names = [row.name for row in all_programs(store) if row.takes_jobs]
@@ -71,12 +71,12 @@ def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
 
 
 def highest_priority(settings: ServiceSettings, user: User) -> Priority:
-    """The highest class that a user may give to jobs."""
+    """The highest priority class that a user may give to jobs."""
     return user.highest_priority or ("high" if user.sees_all else settings.quotas.highest_priority)
 
 
 def check_priority(settings: ServiceSettings, user: User, priority: Priority) -> None:
-    """Raise Problem for a class above that which a user may give to jobs."""
+    """Raise Problem for a class above the user's highest."""
     highest, order = highest_priority(settings, user), get_args(Priority)
     if order.index(priority) < order.index(highest):
         known = " or ".join(order[order.index(highest) :])
@@ -84,7 +84,7 @@ def check_priority(settings: ServiceSettings, user: User, priority: Priority) ->
 
 
 def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
-    """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
+    """Hours and GPU-hours of a job by metric and number of GPUs, as far as predicted by the scheduler."""
     program = get_program(store, job.program)
     if program is None:
         return []
@@ -94,7 +94,7 @@ def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
 
 
 def body_of(store: Store, job: JobRow) -> JobBody:
-    """What would submit a job once more. Jobs that it came after are left out: they may be gone."""
+    """The body that submits a job again, without the jobs it had to follow, which may be gone."""
     asked = {name: getattr(job, name) for name in JobBody.model_fields if name not in ("script", "after")}
     if job.script is not None and (kept := get_script(store, job.script)) is not None:
         files = {"name": kept.name, "source": kept.source, "files": kept.files}
@@ -117,7 +117,7 @@ def bodies_of(array: ArrayBody) -> Iterator[JobBody]:
 
 
 def _numbered(value: Scalar, number: int) -> Scalar:
-    """The value of an option in the job of a number: one that reads as a number then is one."""
+    """An option's value in the job with a number. If the text then reads as a number, it becomes one."""
     if not isinstance(value, str) or NUMBER not in value:
         return value
     text = value.replace(NUMBER, str(number))
@@ -131,15 +131,16 @@ def _numbered(value: Scalar, number: int) -> Scalar:
 def submission(
     service: Service, user: User, body: JobBody, key: str | None = None
 ) -> Callable[[Store], tuple[JobRow, bool]]:
-    """What writes a job, and says whether it is new: the same key and body give the existing job, allowed now or not.
-    It raises Problem for a key of another body, a new job that is not allowed, and more jobs than the user may have."""
+    """Return a function that writes a job and returns whether it is new. The same key and body give the existing job,
+    allowed now or not. The function raises Problem for a key of another body, a new job that is not allowed, and too
+    many jobs."""
     settings, at = service.settings, service.now()
     digest = hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
     job: NewJob | Problem
     try:
         job = allowed_job(service.store, settings, user, body)
     except Problem as problem:
-        job = problem  # it is none where the body repeats a submission
+        job = problem  # not raised if the body repeats a submission
 
     def write(store: Store) -> tuple[JobRow, bool]:
         query = "SELECT digest, job FROM idempotency WHERE user = ? AND key = ?"
@@ -170,8 +171,8 @@ def submission(
 
 
 def _script(body: JobBody, user: User, entry: CatalogueProgram) -> dict[str, Any]:
-    """What a job has of a developer's script. Raises Problem for users of other roles, and where program and script do
-    not fit."""
+    """The job fields of a developer's script. Raises Problem for users of other roles, and if program and script do not
+    fit."""
     script, trains_scripts = body.script, entry.program.training == SCRIPTS
     if script is None:
         if trains_scripts:
@@ -187,7 +188,7 @@ def _script(body: JobBody, user: User, entry: CatalogueProgram) -> dict[str, Any
 
 
 def check_developer(user: User) -> None:
-    """Raise Problem for a user who may not submit code. It names the commands by which an admin adds one who may."""
+    """Raise Problem for a user who may not submit code. It names the commands by which an admin adds a developer."""
     if user.role != "developer":
         said = f"script: only the role developer may submit code, not {user.role}"
         add = "`rlpto user add NAME --role developer` prints a token, `export RLPTO_TOKEN=TOKEN` uses it"
@@ -195,15 +196,15 @@ def check_developer(user: User) -> None:
 
 
 async def look_at_script(user: User, body: JobBody) -> None:
-    """Look at a script in a thread, so that `allowed_job`, on the event loop, knows already whether it can train."""
+    """Check a script in a thread, whose cached result `allowed_job` then uses on the event loop."""
     if body.script is not None and user.role == "developer":
         await asyncio.to_thread(_script_problem, body.script.source, body.script.name, body.script.files)
 
 
 @lru_cache(maxsize=16)
 def _script_problem(source: str, name: str, files: str) -> str:
-    """Return why a script cannot train; empty if nothing is known. The jobs of an array share one script, which may be
-    large."""
+    """Return why a script cannot train; empty if no reason is found. The result is cached, because the jobs of an array
+    share one script, which may be large."""
     try:
         compiled(source, name, ConfigError)
         modules = [content for path, content in unpack(files).items() if path.endswith(".py")] if files else []
@@ -219,7 +220,7 @@ def _row(script: ScriptBody) -> ScriptRow:
 
 
 def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:
-    """Options that the user gave or the catalogue has defaults for. Raises Problem for any other."""
+    """Options given by the user or with defaults in the catalogue. Raises Problem for any other."""
     defaults = {name: option.default for name, option in entry.options.items()}
     found: dict[str, Scalar] = {name: value for name, value in defaults.items() if value is not None}
     for name, value in body.options.items():

@@ -1,4 +1,4 @@
-"""The caller's own account: tokens, sessions of browsers, and quotas."""
+"""The caller's own account: tokens, browser sessions, and quotas."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _DAY_S = 86_400.0
 _HOUR_S = 3600.0
 _MOST_TOKENS = 100
 Tokens = dict[Literal["tokens"], list[users.Token]]
-"""Tokens of a user and sessions of their browsers that can be used now, newest first."""
+"""Usable tokens and browser sessions of a user, newest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewToken(users.Token):
-    """A token that was just made. token: its secret, which cannot be read later."""
+    """A newly made token. token: its secret, which cannot be read later."""
 
     token: str
 
@@ -39,7 +39,7 @@ async def me(caller: TheCaller, service: TheService) -> users.User:
 
 
 def with_quotas(service: Service, user: users.User) -> users.User:
-    """A user with the quotas that apply: their own, else those of the settings."""
+    """A user with the quotas that apply: their own, else the settings' quotas."""
     quotas = service.settings.quotas
     return replace(
         user,
@@ -57,12 +57,12 @@ async def tokens(caller: TheCaller, service: TheService) -> Tokens:
 
 @router.post("/tokens", status_code=201)
 async def make_token(body: TokenBody, caller: TheCaller, service: TheService) -> NewToken:
-    """Make a further token of the caller."""
+    """Make another token for the caller."""
     return await new_token(service, caller, caller.name, body)
 
 
 async def new_token(service: Service, caller: Caller, user: str, body: TokenBody) -> NewToken:
-    """A token for a user. Raises Problem if it would outlive the caller's, or if there are too many."""
+    """Make a token for a user. Raises Problem if it would outlive the caller's token, or if there are too many."""
     at = service.now()
     expires = None if body.days is None else at + body.days * _DAY_S
     bound = users.last_expiry(service.store, caller.token)
@@ -104,7 +104,7 @@ async def end_token_of(service: Service, caller: Caller, user: str, token: str) 
 
 @router.post("/session", status_code=201)
 async def sign_in(body: SessionBody, request: Request, service: TheService, response: Response) -> users.User:
-    """Sign a browser in with a token: it gets a cookie of its own, which scripts cannot read."""
+    """Sign a browser in with a token: it gets its own session cookie, which scripts cannot read."""
     found = users.user_of_token(service.store, body.token, service.now())
     if found is None or found[1].kind != "token":
         await refuse_sign_in(service, request, Problem(401, "unauthorized", "no such token, or it has ended"))
@@ -121,7 +121,8 @@ async def begin_session(
     who: Callable[[Store], tuple[str, dict[str, str]]],
     made_with: users.Token | None = None,
 ) -> None:
-    """Give a browser the cookie of a new session. who: its user, and how they signed in, for the audit trail."""
+    """Give a browser the cookie of a new session. who: returns its user, and details of the sign-in for the audit
+    trail."""
     at = service.now()
 
     def write(store: Store) -> tuple[users.Token, str]:
@@ -137,18 +138,18 @@ async def begin_session(
 
 
 def is_encrypted(service: Service, request: Request) -> bool:
-    """Whether the browser asks by https, maybe a proxy."""
+    """Whether the browser uses https, possibly through a proxy."""
     return request.url.scheme == "https" or service.settings.web.behind_proxy
 
 
 def address_of(request: Request) -> str:
-    """Where a request comes from."""
+    """Client address of a request."""
     return request.client.host if request.client else ""
 
 
 async def refuse_sign_in(service: Service, request: Request, refused: Problem) -> NoReturn:
-    """Raise a problem of a sign-in, or 429 for too many of an address. All are audited, but of those that are too many
-    only the first one of a window."""
+    """Raise the problem of a sign-in, or 429 for too many from an address. All are audited, but of the excess ones only
+    the first in a window."""
     limit, address = service.limits.wrong_sign_ins, address_of(request)
     beyond = limit.count(address) - limit.most
     if beyond <= 1:

@@ -1,4 +1,4 @@
-"""Routes for admins: users with their tokens, programs, the audit trail."""
+"""Routes for admins: users with their tokens, programs, and the audit trail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST_PROGRAM = 16_384
 
 @dataclass(frozen=True)
 class AuditTrail:
-    """Changes, newest first. next: cursor of the next page; null: this is the last one."""
+    """Changes, newest first. next: cursor of the next page, null on the last one."""
 
     audit: list[users.AuditRow]
     next: str | None
@@ -35,8 +35,8 @@ class AuditTrail:
 
 @dataclass(frozen=True)
 class ProgramAnswer:
-    """A program that may be trained, and what users may choose of it. scripts: whether it trains by scripts of
-    developers. preview: whole trainings of it, alone."""
+    """A program that may be trained, with the choices of users. scripts: whether it trains developers' scripts.
+    preview: full trainings of it, alone."""
 
     name: str
     description: str
@@ -95,7 +95,7 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
 
 
 def _check_sign_in(store: Store, sign_in: str | None) -> None:
-    """Raise Problem 409 if single sign-on knows another user by a value."""
+    """Raise Problem 409 if a single sign-on value already identifies another user."""
     if sign_in and (taken := users.user_of_sign_in(store, sign_in)) is not None:
         raise Problem(409, "name-taken", f"sign_in: that is {taken.name} already")
 
@@ -119,7 +119,7 @@ async def end_token(name: NameInPath, token: NameInPath, caller: AnAdmin, servic
 
 
 def _user(store: Store, name: str) -> users.User:
-    """The user of a name. Raises Problem 404 if there is none."""
+    """The user with a name. Raises Problem 404 if there is none."""
     if (user := users.get_user(store, name)) is None:
         raise not_found("user")
     return user
@@ -127,12 +127,12 @@ def _user(store: Store, name: str) -> users.User:
 
 @router.get("/programs")
 async def all_programs(caller: TheCaller, service: TheService) -> dict[Literal["programs"], list[ProgramAnswer]]:
-    """Programs that may be trained, what users may choose of each, and what a training takes."""
+    """Programs that may be trained, the choices of users, and durations of trainings."""
     return {"programs": program_answers(service, all_of_them=caller.user.role == "admin")}
 
 
 def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
-    """The catalogue. all_of_them: also programs that were refused or deleted."""
+    """The catalogue. all_of_them: include programs that were refused or deleted."""
     rows = programs.all_programs(service.store)
     return [_answer(service.store, row) for row in rows if all_of_them or row.takes_jobs]
 
@@ -154,7 +154,7 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
 
 @router.delete("/programs/{name}", status_code=204)
 async def delete_program(name: NameInPath, caller: AnAdmin, service: TheService) -> None:
-    """Take no further jobs of a program; existing jobs go on."""
+    """Refuse new jobs of a program; existing jobs continue."""
 
     def write(store: Store) -> None:
         put(store, [replace(_program(store, name), checked="deleted", problem="")])
@@ -164,7 +164,7 @@ async def delete_program(name: NameInPath, caller: AnAdmin, service: TheService)
 
 
 def _program(store: Store, name: str) -> programs.ProgramRow:
-    """The program of a name. Raises Problem 404 if there is none."""
+    """The program with a name. Raises Problem 404 if there is none."""
     if (row := programs.get_program(store, name)) is None:
         raise not_found("program")
     return row

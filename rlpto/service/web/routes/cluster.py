@@ -1,4 +1,4 @@
-"""State of the cluster: queue, nodes, allocations, policies, decisions, task volume; and whether the service works."""
+"""State of the cluster: queue, nodes, allocations, policies, decisions, task volume; and health of the service."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _UNPLACED: Mapping[State, str] = {
     "submitted": "the scheduler has not looked at it yet",
     "queued": "it is about to start",
 }
-"""Why jobs without a place wait, by state, if they do not say."""
+"""Default reasons why jobs without a queue position wait, by state."""
 IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=100, description="The ETag that was read.")]
 Time = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970.")]
 
 
 @dataclass(frozen=True)
 class QueueEntry(status.QueueRow):
-    """A waiting job. position: 0 if it has no place, since its program is being checked or it is about to start. Of
-    another user's job only place and GPUs are shown: the id is empty, name and owner are null."""
+    """A waiting job. position: 0 if it has none yet, because its program is being checked or it is about to start. For
+    another user's job only position and GPUs are shown: the id is empty, name and owner are null."""
 
     name: str | None
     owner: str | None
@@ -55,7 +55,7 @@ class QueueEntry(status.QueueRow):
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """Waiting jobs in order of service. prediction_assumes: what predicted starts and finishes rest on."""
+    """Waiting jobs in order of service. prediction_assumes: assumptions of predicted starts and finishes."""
 
     queue: list[QueueEntry]
     prediction_assumes: str = ASSUMES
@@ -63,7 +63,7 @@ class QueueAnswer:
 
 @dataclass(frozen=True)
 class UsageAnswer:
-    """GPU-hours by user or value of a label, largest first, since a time [s since 1970] as far as they are kept."""
+    """GPU-hours by user or value of a label, largest first, since a time [s since 1970], as far as records are kept."""
 
     usage: list[Usage]
     since: float
@@ -71,7 +71,7 @@ class UsageAnswer:
 
 @dataclass(frozen=True)
 class NodesAnswer:
-    """The nodes. provisioning: how many nodes are wanted, and why; null: no provisioner decides."""
+    """The nodes. provisioning: number of wanted nodes and the reason, null without a provisioner."""
 
     nodes: list[status.NodeRow]
     provisioning: status.ProvisioningStatus | None
@@ -79,8 +79,8 @@ class NodesAnswer:
 
 @dataclass(frozen=True)
 class Allocations:
-    """Which job held which GPUs when, newest first; job and owner are empty for another user's. names: of jobs. hosts:
-    names of the machines of nodes."""
+    """GPUs held by jobs over time, newest first; job and owner are empty for another user's jobs. names: names of jobs.
+    hosts: machine names of nodes."""
 
     now: float
     spans: list[Span]
@@ -90,8 +90,9 @@ class Allocations:
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """The policy in force; null: the scheduler has not started yet. number: of the last switch, the ETag. preparing:
-    policy that is being imported and compiled since preparing_since [s], which may take minutes; null: none."""
+    """The policy in force, null before the scheduler's first start. number: number of the last switch, the ETag.
+    preparing: policy being imported and compiled since preparing_since [s], which may take minutes; null if there is
+    none."""
 
     policy: str | None
     number: int
@@ -104,12 +105,12 @@ class PolicyAnswer:
 
 @router.get("/queue")
 async def queue(caller: TheCaller, service: TheService) -> QueueAnswer:
-    """Waiting jobs in order of service, with why they wait and when they will start and finish."""
+    """Waiting jobs in order of service, with reasons for waiting and predicted starts and finishes."""
     return QueueAnswer(queue_entries(service, caller))
 
 
 def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE) -> list[QueueEntry]:
-    """Return the first waiting jobs as a caller may see them: those with a place, then the caller's others."""
+    """Return the first waiting jobs as a caller may see them: jobs with a position, then the caller's others."""
     predicted = status.predictions(service.store)
     placed = status.queue(service.store, limit)
     known = {row.job for row in placed}
@@ -138,7 +139,7 @@ async def gpu_hours(
     days: Annotated[float, Query(gt=0, le=3650, description="The last this number of days.")] = 30.0,
     by: Annotated[LabelKey | None, Query(description="By values of this label; by user if not given.")] = None,
 ) -> UsageAnswer:
-    """GPU-hours that jobs have held; of a user's own jobs, of all jobs for operators."""
+    """GPU-hours held by jobs: of a user's own jobs, or of all jobs for operators."""
     now = service.now()
     since = now - days * _DAY_S
     return UsageAnswer(usage(service.store, since, now, by, caller.whose), since)
@@ -146,7 +147,7 @@ async def gpu_hours(
 
 @router.get("/nodes")
 async def nodes(caller: TheCaller, service: TheService) -> NodesAnswer:
-    """Nodes, their GPUs, and which job holds how many; GPUs of other users' jobs are together under an empty id."""
+    """Nodes, their GPUs, and the GPUs held by each job; other users' jobs are combined under an empty id."""
     return NodesAnswer(visible_nodes(service, caller), status.provisioning(service.store))
 
 
@@ -165,7 +166,8 @@ def visible_nodes(service: Service, caller: Caller) -> list[status.NodeRow]:
 
 @router.post("/nodes/{name}/drain")
 async def drain_node(name: NameInPath, body: LeaveBody, caller: AnOperator, service: TheService) -> status.NodeRow:
-    """Announce that a node, by its id or how that begins, goes in some seconds: jobs leave it now, and lose no step."""
+    """Announce that a node, given by its id or the beginning of it, leaves in some seconds. Jobs leave it now, and lose
+    no step."""
     known = [node.id for node in status.nodes(service.store) if node.alive]
     found = [node for node in known if node.startswith(name)]
     if len(found) != 1:
@@ -190,7 +192,7 @@ async def allocations(
     since: Time = None,
     job: Annotated[str | None, Query(pattern=JOB_ID, description="Of this job alone.")] = None,
 ) -> Allocations:
-    """The newest 10,000 allocations: which job held which GPUs from when to when; without `since` of the last day."""
+    """The newest 10,000 allocations, that is, GPUs held by each job and when. Default for `since`: one day ago."""
     now = service.now()
     if job is not None:
         spans = spans_of_job(service.store, (await job_for(job, caller, service)).id)
@@ -221,7 +223,7 @@ async def policy(_: TheCaller, service: TheService, response: Response) -> Polic
 
 
 def policy_answer(store: Store) -> PolicyAnswer:
-    """The policy in force; of number 0 before the scheduler has ever started."""
+    """The policy in force; its number is 0 before the scheduler's first start."""
     found = requests.switch_in_force(store)
     if found is None:
         return PolicyAnswer(None, 0, None, "", "")
@@ -234,9 +236,9 @@ def policy_answer(store: Store) -> PolicyAnswer:
 async def switch_policy(
     body: PolicyChange, caller: AnOperator, service: TheService, response: Response, if_match: IfMatch = None
 ) -> PolicyAnswer:
-    """Let another policy decide; this answers once it is in force. Running processes are not touched.
+    """Switch to another policy; this answers once it is in force. Running processes are not touched.
 
-    Nothing changes, nor the ETag, if the policy is in force already and no switch is under way.
+    If the policy is already in force and no switch is in progress, nothing changes, not even the ETag.
     """
     known = {row.name for row in status.policies(service.store)}
     if not known:
@@ -267,12 +269,12 @@ async def switch_policy(
 
 
 def _stale() -> Problem:
-    """The version in If-Match is out of date: another request changed it first."""
+    """The ETag in If-Match is out of date, because another request changed the policy first."""
     return Problem(412, "stale", "it has been changed since that ETag was read; read it again")
 
 
 async def _answered(service: Service, request: int) -> str:
-    """Wait until the scheduler has answered: what it has against it. Raises Problem where no answer comes in time."""
+    """Wait for the scheduler's answer: the reason of a refusal, or empty. Raises Problem if no answer comes in time."""
     asked = alive = service.now()
     while (found := requests.get_request(service.store, request)) is not None and found.done_at is None:
         beat = status.heartbeat(service.store)
@@ -291,7 +293,7 @@ async def _answered(service: Service, request: int) -> str:
 async def decisions(
     _: TheCaller, service: TheService, since: Time = None, limit: Annotated[int, Query(ge=1, le=2000)] = 500
 ) -> dict[Literal["decisions"], list[status.DecisionRow]]:
-    """Decisions with reward, its parts, and the agent's steering; without `since` those of the last day."""
+    """Decisions with reward, its parts, and the agent's steering. Default for `since`: one day ago."""
     begin = service.now() - _DAY_S if since is None else since
     return {"decisions": status.decisions(service.store, begin, limit)}
 
@@ -300,14 +302,14 @@ async def decisions(
 async def volume(
     _: TheCaller, service: TheService, since: Time = None, limit: Annotated[int, Query(ge=1, le=2000)] = 500
 ) -> dict[Literal["volume"], list[status.VolumeRow]]:
-    """Task volume by step, and its forecast with an 80 % interval; without `since` from a day ago on."""
+    """Task volume by step, and its forecast with an 80 % interval. Default for `since`: one day ago."""
     begin = service.now() - _DAY_S if since is None else since
     return {"volume": status.volume(service.store, begin, limit)}
 
 
 @router.put("/drain", status_code=202)
 async def drain(body: DrainBody, caller: AnOperator, service: TheService) -> dict[Literal["on"], bool]:
-    """Stop starting jobs, so that the cluster empties, or allow starts again."""
+    """Stop starting jobs, which empties the cluster, or allow starts again."""
     at = service.now()
 
     def ask(store: Store) -> None:

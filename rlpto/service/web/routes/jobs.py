@@ -1,4 +1,4 @@
-"""Jobs: submit, list, show, change, hold, cancel and repeat them, one or many at once, and what they report."""
+"""Jobs: submit, list, show, change, hold, cancel and repeat them, one or many at once, and their reports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ASSUMES = (
 )
 """Assumptions of a predicted start and finish."""
 PART_BYTES = 1 << 20
-"""Bytes of a checkpoint that are sent at a time."""
+"""Bytes of a checkpoint sent at a time."""
 BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}, "description": "The file. ETag: its SHA-256."}
 }
@@ -53,7 +53,8 @@ _ALL = 1_000_000
 
 @dataclass(frozen=True)
 class JobAnswer(JobRow):
-    """A job with its place in the queue and its predicted start and finish. prediction_assumes: what they rest on."""
+    """A job with its queue position and its predicted start and finish. prediction_assumes: assumptions of the
+    prediction."""
 
     queue: status.QueueRow | None = None
     prediction: status.PredictionRow | None = None
@@ -62,7 +63,7 @@ class JobAnswer(JobRow):
 
 @dataclass(frozen=True)
 class JobPage:
-    """Jobs, newest first. next: cursor of the next page; null: this is the last one."""
+    """Jobs, newest first. next: cursor of the next page, null on the last one."""
 
     jobs: list[JobRow]
     next: str | None
@@ -70,15 +71,15 @@ class JobPage:
 
 @dataclass(frozen=True)
 class ManyJobs:
-    """Jobs that were submitted, or will end, together."""
+    """Jobs that were submitted or cancelled together."""
 
     jobs: list[JobRow]
 
 
 @dataclass(frozen=True)
 class SubmissionCheck:
-    """What would be submitted. preview: by metric and number of GPUs, for the job's epochs; empty if it is not known
-    how fast the program trains. waiting: jobs that wait now. gpus_ahead: GPUs that they ask for."""
+    """The job that would be submitted. preview: predictions by metric and number of GPUs, for the job's epochs; empty
+    if the program's speed is unknown. waiting: number of waiting jobs. gpus_ahead: GPUs that they ask for."""
 
     job: JobRow
     preview: list[status.PreviewRow]
@@ -96,8 +97,8 @@ class CancelAnswer:
 
 @dataclass(frozen=True)
 class LogPage:
-    """Lines of a log in order. next: number of the line that follows. over: the job is over; after an empty page no
-    further lines come."""
+    """Lines of a log in order. next: number of the next line. over: whether the job has ended; then no lines come after
+    an empty page."""
 
     lines: list[LogLine]
     next: int
@@ -106,7 +107,7 @@ class LogPage:
 
 @dataclass(frozen=True)
 class Curves:
-    """Reports of a job in order. next: value of `since` for what follows."""
+    """Reports of a job in order. next: value of `since` for later reports."""
 
     points: list[Point]
     next: int
@@ -131,7 +132,7 @@ def _submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
 
 @router.post("/jobs/validate")
 async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> SubmissionCheck:
-    """What would be submitted, and what it would take; nothing is kept."""
+    """The job that would be submitted, with its predicted duration; nothing is stored."""
     await look_at_script(caller.user, body)
     store = service.store
     job = allowed_job(store, service.settings, caller.user, body)
@@ -141,18 +142,18 @@ async def validate_job(body: JobBody, caller: TheCaller, service: TheService) ->
 
 @router.post("/jobs/array", status_code=201)
 async def submit_array(body: ArrayBody, caller: TheCaller, service: TheService, key: Key = None) -> ManyJobs:
-    """Submit up to 1,000 jobs that differ by a number: all of them, or none."""
+    """Submit up to 1,000 jobs that differ by a number, all or none."""
     made = []
     await look_at_script(caller.user, body.job)
     for number, one in enumerate(bodies_of(body), body.first):
         made.append(submission(service, caller.user, one, key and f"{key}[{number}]"))
-        await asyncio.sleep(0)  # others are answered meanwhile
+        await asyncio.sleep(0)  # other requests are answered meanwhile
     return ManyJobs(await service.commit(lambda store: [write(store)[0] for write in made]))
 
 
 @router.post("/jobs/{job}/resubmit", status_code=201)
 async def resubmit(row: TheJob, caller: TheCaller, service: TheService, response: Response, key: Key = None) -> JobRow:
-    """Submit a job that is over once more, for its owner, with all that was asked for but the jobs it came after."""
+    """Submit an ended job again, for its owner, with the same values except jobs that had to finish first."""
     if not row.is_over:
         raise Problem(409, "not-over", f"the job is {row.state}: expected one that is over")
     owner = get_user(service.store, row.owner)
@@ -193,12 +194,12 @@ async def jobs(
 
 @router.get("/jobs/{job}")
 async def job(row: TheJob, service: TheService) -> JobAnswer:
-    """A job, with its place in the queue and the prediction of its start and finish."""
+    """A job, with its queue position and its predicted start and finish."""
     return whole_answer(service, row)
 
 
 def whole_answer(service: Service, row: JobRow) -> JobAnswer:
-    """A job with its place and prediction; without one while it is on hold, since holds are not simulated."""
+    """A job with its queue position and prediction. A held job has no prediction, because holds are not simulated."""
     prediction = None if row.held_by else status.prediction(service.store, row.id)
     return JobAnswer(**vars(row), queue=status.queue_row(service.store, row.id), prediction=prediction)
 
@@ -225,13 +226,13 @@ async def change_priority(row: TheJob, body: JobChange, caller: TheCaller, servi
 
 @router.post("/jobs/{job}/hold")
 async def hold(row: TheJob, caller: TheCaller, service: TheService) -> JobAnswer:
-    """Keep a waiting job from starting until it is released; asked again, nothing more happens."""
+    """Keep a waiting job from starting until it is released. Repeating this has no effect."""
     return await _set_hold(service, caller, row, caller.name)
 
 
 @router.post("/jobs/{job}/release")
 async def release(row: TheJob, caller: TheCaller, service: TheService) -> JobAnswer:
-    """Let a job that is on hold start again; nothing happens to any other."""
+    """Let a held job start again. No effect on other jobs."""
     return await _set_hold(service, caller, row, "")
 
 
@@ -242,7 +243,7 @@ async def _set_hold(service: Service, caller: Caller, row: JobRow, by: str) -> J
         if (now := get_job(store, row.id)) is None:
             raise not_found("job")  # forgotten meanwhile
         if bool(by) == bool(now.held_by) or (now.is_over and not by):
-            return now  # what is over has ended once, for its own reason
+            return now  # an ended job keeps its reason
         if by and (now.is_over or now.state in ("starting", "running")):
             detail = f"the job is {now.state}: expected one that waits, since a hold only keeps jobs from starting"
             raise Problem(409, "not-waiting", detail)
@@ -259,7 +260,7 @@ async def _set_hold(service: Service, caller: Caller, row: JobRow, by: str) -> J
 
 @router.post("/jobs/{job}/cancel", status_code=202)
 async def cancel_job(row: TheJob, caller: TheCaller, service: TheService) -> CancelAnswer:
-    """Let a job end; asked again, nothing more happens. What it has reported stays."""
+    """Cancel a job. Repeating this has no effect. Its reports stay."""
     at = service.now()
 
     def write(store: Store) -> JobRow:
@@ -276,7 +277,7 @@ async def cancel_job(row: TheJob, caller: TheCaller, service: TheService) -> Can
 
 @router.post("/jobs/cancel", status_code=202)
 async def cancel_all(caller: TheCaller, service: TheService, label: LabelFilter = None) -> ManyJobs:
-    """Let all of the caller's own jobs end that are not over."""
+    """Cancel all of the caller's own jobs that have not ended."""
     at = service.now()
 
     def write(store: Store) -> list[JobRow]:
@@ -300,7 +301,7 @@ async def logs(
     ] = -200,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> LogPage:
-    """What its workers have printed, those of rank 1 and more with their number before each line."""
+    """Printed lines of a job's workers; lines of rank 1 and above start with the rank."""
     found = await asyncio.to_thread(log_lines, service.settings.folder, row.id, start, limit)
     return LogPage(found, found[-1].n + 1 if found else max(start, 1), row.is_over)
 
@@ -340,7 +341,7 @@ def _parts(file: BinaryIO) -> Iterator[bytes]:
 
 @router.get("/jobs/{job}/script")
 async def script(row: TheJob, service: TheService) -> ScriptRow:
-    """The script that a job trains by."""
+    """The script of a job."""
     found = None if row.script is None else get_script(service.store, row.script)
     if found is None:
         raise Problem(404, "no-script", f"job {row.id} trains by no script")

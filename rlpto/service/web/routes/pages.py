@@ -1,4 +1,4 @@
-"""Pages for browsers: whole ones, and the parts of them that are fetched again when something happens."""
+"""Pages for browsers: whole pages, and parts of them that are fetched again after events."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ AViewer = Annotated[Caller, Depends(_viewer)]
 
 @router.get("/login")
 async def login(service: TheService, next: str = "/") -> Response:
-    """Where one signs in: with a token, or elsewhere. next: path to continue at."""
+    """The sign-in page, by token or single sign-on. next: path to continue at."""
     web = service.settings.web
     elsewhere = web.oidc and (web.oidc.name, f"/login/oidc?next={quote(next, safe='')}")
     return page("login.html", user=None, hours=web.session_hours, elsewhere=elsewhere)
@@ -58,7 +58,7 @@ async def login(service: TheService, next: str = "/") -> Response:
 
 @router.get("/")
 async def overview(caller: AViewer, service: TheService) -> Response:
-    """How the cluster stands."""
+    """The overview of the cluster."""
     values = {key: value for part in _PARTS.values() for key, value in part(service, caller).items()}
     return page("overview.html", **values, here="overview")
 
@@ -79,7 +79,7 @@ async def job(job: str, caller: AViewer, service: TheService) -> Response:
 
 @router.get("/parts/jobs/{job}")
 async def job_part(job: str, caller: AViewer, service: TheService) -> Response:
-    """What changes of one job."""
+    """The variable part of a job's page."""
     return page("parts/job.html", **await _job(job, caller, service))
 
 
@@ -105,7 +105,7 @@ async def history(
     label: Annotated[str, Query(max_length=100)] = "",
     before: Cursor = None,
 ) -> Response:
-    """Jobs of the past with filters, page by page."""
+    """Past jobs with filters, page by page."""
     found = await jobs(
         caller, service, state or list(ENDED), caller.whose or owner or None, label or None, _PAGE, before
     )

@@ -1,5 +1,5 @@
-"""Ray's own way of submitting jobs: `ray job submit --address http://SERVICE` puts a script into the queue. What
-clients of Ray 2.60 send and expect, see `ray.job_submission`. Not part of this service's own API."""
+"""Ray's own way of submitting jobs: `ray job submit --address http://SERVICE` puts a script into the queue. Requests
+and answers follow clients of Ray 2.60 (`ray.job_submission`). Not part of this service's own API."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ STATUS = {
     "rejected": "FAILED",
     "cancelled": "STOPPED",
 }
-"""Ray's words for states; jobs in any other are PENDING."""
+"""Ray's names of states; jobs in any other state are PENDING."""
 SCRIPT_PROGRAM = "script"
 _ASKED = sorted({*JobBody.model_fields, "samples"} - {"after", "labels", "options", "script"})
-"""What metadata, which are texts, may ask of a job."""
+"""Job fields that can be set by metadata, which are texts."""
 _MOST_JOBS, _MOST_LINES = 200, 10_000
 PackageName = Annotated[str, Path(pattern=r"^_ray_pkg_[A-Za-z0-9_]{1,80}\.zip$")]
 
 
 class RaySubmission(Body):
-    """What `ray job submit` sends, as far as it means something here."""
+    """The supported part of a request by `ray job submit`."""
 
     entrypoint: str = Field(max_length=10_000)
     submission_id: str | None = Field(None, pattern=r"^[!-~]{1,128}$")
@@ -52,13 +52,13 @@ class RaySubmission(Body):
 
 @router.get("/version")
 async def ray_version(_: TheCaller) -> dict[str, str]:
-    """What clients ask first."""
+    """Versions, which clients request first."""
     return {"version": "4", "ray_version": version("ray"), "ray_commit": ""}
 
 
 @router.get("/packages/gcs/{name}")
 async def has_package(name: PackageName, caller: TheCaller, service: TheService) -> dict[str, str]:
-    """Whether the caller has uploaded a folder: 404 if not."""
+    """Whether the caller has uploaded a folder; 404 if not."""
     if get_package(service.store, caller.name, name) is None:
         raise not_found("package")
     return {"name": name}
@@ -66,7 +66,7 @@ async def has_package(name: PackageName, caller: TheCaller, service: TheService)
 
 @router.put("/packages/gcs/{name}")
 async def upload(name: PackageName, request: Request, caller: TheCaller, service: TheService) -> dict[str, str]:
-    """Keep a folder for a submission that follows."""
+    """Store a folder for a later submission."""
     check_developer(caller.user)
     try:
         archive = await request.body()
@@ -80,7 +80,8 @@ async def upload(name: PackageName, request: Request, caller: TheCaller, service
 
 @router.post("/jobs/")
 async def submit_job(body: RaySubmission, caller: TheCaller, service: TheService) -> dict[str, str]:
-    """Submit a script of an uploaded folder. `submission_id` sent again makes no second job; the answer has its id."""
+    """Submit a script of an uploaded folder. A repeated `submission_id` makes no second job; the answer has the job's
+    id."""
     check_developer(caller.user)
     asked = await asyncio.to_thread(_job_body, body, _package(service, caller.name, body))
     await look_at_script(caller.user, asked)
@@ -109,13 +110,13 @@ async def job_logs(row: TheJob, service: TheService) -> dict[str, str]:
 
 @router.post("/jobs/{job}/stop")
 async def stop_job(row: TheJob, caller: TheCaller, service: TheService) -> dict[str, bool]:
-    """Let a job end."""
+    """Cancel a job."""
     await cancel_job(row, caller, service)
     return {"stopped": not row.is_over}
 
 
 def _details(service: Service, row: JobRow) -> dict[str, Any]:
-    """A job as Ray's clients read it."""
+    """A job in the form that Ray's clients read."""
     script = None if row.script is None else get_script(service.store, row.script)
     command = ["python", script.name, *row.arguments] if script else [row.program]
     return {
@@ -136,7 +137,7 @@ def _package(service: Service, owner: str, body: RaySubmission) -> PackageRow | 
 
 
 def _job_body(body: RaySubmission, package: PackageRow | None) -> JobBody:
-    """The job that is asked for. Raises Problem."""
+    """Convert to a job submission. Raises Problem."""
     if wrong := sorted(body.metadata.keys() - _ASKED):
         raise not_valid(f"metadata.{wrong[0]}: expected one of {', '.join(_ASKED)}")
     gpus = {"gpus": body.entrypoint_num_gpus} if body.entrypoint_num_gpus else {}
@@ -149,7 +150,7 @@ def _job_body(body: RaySubmission, package: PackageRow | None) -> JobBody:
 
 
 def _script(body: RaySubmission, package: PackageRow | None, samples: object) -> dict[str, Any]:
-    """The script that the entrypoint names, with the other files of its folder. Raises Problem."""
+    """The script named by the entrypoint, with the other files of its folder. Raises Problem."""
     try:
         python, name, *arguments = shlex.split(body.entrypoint)
     except ValueError:
@@ -161,7 +162,7 @@ def _script(body: RaySubmission, package: PackageRow | None, samples: object) ->
         raise not_valid(
             f"runtime_env.{others[0]}: expected working_dir and pip alone: jobs share the rest of the nodes"
         )
-    pip = body.runtime_env.get("pip", [])  # Ray's client makes a mapping of a list
+    pip = body.runtime_env.get("pip", [])  # Ray's client turns a list into a mapping
     if isinstance(pip, dict):
         if wrong := sorted(key for key in pip if key != "packages" and (key, pip[key]) != ("pip_check", False)):
             said = "expected packages alone, which workers get in addition to those of their nodes"

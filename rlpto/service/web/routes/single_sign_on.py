@@ -1,4 +1,4 @@
-"""Single sign-on: users prove who they are at a provider of OpenID Connect, by its code flow with PKCE."""
+"""Single sign-on: users authenticate at an OpenID Connect provider, by its code flow with PKCE."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from rlpto.store.database import Store
 router = APIRouter(include_in_schema=False)
 PLACE = "/login/oidc"
 COOKIE = "rlpto_sign_in"
-"""Binds a sign-in to the browser that has begun it. The provider's redirection has to bring it, so it is not strict."""
+"""Cookie that ties a sign-in to its browser. The provider's redirect must carry it, hence it is not strict."""
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signatures of ID tokens: those that only the provider can make."""
+"""Signature algorithms of ID tokens, restricted to asymmetric ones, which only the provider can create."""
 SIGN_IN_S = 600.0
 """Longest time that a user may take at the provider."""
 LEEWAY_S = 30.0
-"""How far the provider's clock may be off."""
+"""Tolerance for the provider's clock."""
 TIMEOUT_S = 10.0
 _MOST_BEGUN = 1000
 _REQUIRED = ["aud", "exp", "iat", "iss", "nonce", "sub"]
@@ -47,7 +47,7 @@ _LOCAL = re.compile(r"/(?![/\\])[!-\[\]-~]{0,2000}")
 
 @dataclass(frozen=True)
 class Begun:
-    """A sign-in whose user is at the provider. back: path to continue at. until: s, of a clock that only moves on."""
+    """A sign-in whose user is at the provider. back: path to continue at. until: deadline on a monotonic clock [s]."""
 
     redirect: str
     back: str
@@ -57,7 +57,7 @@ class Begun:
 
 
 class SingleSignOn:
-    """The provider, and the sign-ins that have begun. secret: of the service there; empty: it is a public client."""
+    """The provider, and the sign-ins in progress. secret: the service's client secret, empty for a public client."""
 
     def __init__(self, settings: OidcSettings, secret: str) -> None:
         self.settings, self._secret = settings, secret
@@ -65,7 +65,7 @@ class SingleSignOn:
         self._begun: dict[str, Begun] = {}
 
     async def begin(self, redirect: str, back: str) -> tuple[str, str]:
-        """The state of a new sign-in, which can be used once, and the provider's address for it."""
+        """Begin a sign-in. Returns its state, which can be used once, and the provider's address for it."""
         endpoint = _address(await self._discovered(), "authorization_endpoint")
         state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(48)
         begun = Begun(redirect, back, secrets.token_urlsafe(32), verifier, time.monotonic() + SIGN_IN_S)
@@ -86,15 +86,15 @@ class SingleSignOn:
         return state, f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
 
     def take(self, state: str) -> Begun:
-        """What has begun under a state, which is used up. Raises Problem for one that is not there, or too old."""
+        """Return and remove the sign-in with a state. Raises Problem if it is unknown or too old."""
         begun = self._begun.pop(state, None)
         if begun is None or begun.until < time.monotonic():
             raise Problem(400, "sign-in-over", "this sign-in is over, or was not begun here: sign in again")
         return begun
 
     async def identity(self, begun: Begun, code: str) -> tuple[str, users.Role | None]:
-        """The value by which the user who has signed in is known, and their role by the provider's values; None: they
-        say none. code: that the provider gave. Raises Problem."""
+        """Exchange the provider's `code` for the value that identifies the user, and the role by the provider's claims,
+        or None if no roles are configured. Raises Problem."""
         found = await self._discovered()
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": begun.redirect}
         form |= {"code_verifier": begun.verifier, "client_id": self.settings.client_id}
@@ -115,7 +115,8 @@ class SingleSignOn:
         return found
 
     async def _ask(self, method: str, url: str, **given: Any) -> dict[str, Any]:
-        """An answer of the provider in JSON. Raises Problem: for people, without what was sent or answered."""
+        """A JSON answer of the provider. Raises Problem with a message for people, without contents of request or
+        answer."""
         # Without encryption no authority is trusted, and the known ones need not be read.
         trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.lower().startswith("http:") else True
         try:
@@ -160,7 +161,7 @@ class SingleSignOn:
         return claims
 
     def _identity(self, claims: Mapping[str, Any]) -> tuple[str, users.Role | None]:
-        """Who the claims are of. Raises Problem for a user who may not sign in."""
+        """The user's value and role by the claims. Raises Problem for a user who may not sign in."""
         ours, value = self.settings, claims.get(self.settings.claim)
         if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,254}", value):
             raise _refused(f"{self._host} has sent no {ours.claim} of you")
@@ -181,8 +182,8 @@ class SingleSignOn:
 
 
 def user_of(store: Store, settings: OidcSettings, sign_in: str, role: users.Role | None, at: float) -> users.User:
-    """The user who has signed in: one that is known, or a new one, who is named as the part of an address before the @.
-    Raises Problem for one who may not."""
+    """The user who has signed in, or a new one, named after the part of an address before the @. Raises Problem if the
+    user may not sign in."""
     known = users.user_of_sign_in(store, sign_in)
     if known is None:
         given = role or settings.default_role
@@ -206,7 +207,7 @@ def user_of(store: Store, settings: OidcSettings, sign_in: str, role: users.Role
 
 
 def _address(found: Mapping[str, Any], name: str) -> str:
-    """An address of the provider's own description."""
+    """An https address from the provider's description. Raises Problem if there is none."""
     if not is_safe_url(found.get(name)):
         raise Problem(502, "provider-failed", f"the provider's {name} is no https address")
     return str(found[name])
@@ -233,7 +234,7 @@ async def begin(request: Request, service: TheService, next: str = "/") -> Respo
 
 @router.get(f"{PLACE}/callback")
 async def callback(request: Request, service: TheService, state: str = "", code: str = "", error: str = "") -> Response:
-    """Where the provider sends a browser back to: it gets a session."""
+    """Handle the provider's redirect, and give the browser a session."""
     provider: SingleSignOn = request.app.state.single_sign_on
     async with _audited(service, request):
         if not secrets.compare_digest(request.cookies.get(COOKIE, "").encode(), state.encode()):
@@ -247,7 +248,7 @@ async def callback(request: Request, service: TheService, state: str = "", code:
         def user(store: Store) -> tuple[str, dict[str, str]]:
             return user_of(store, provider.settings, sign_in, role, service.now()).name, {"sign_in": sign_in}
 
-        # Browsers send the session's strict cookie with no redirection that began elsewhere: the page itself goes on.
+        # Browsers do not send a strict cookie on redirects that began elsewhere: the page itself continues.
         answer = page("signed_in.html", user=None, back=begun.back)
         await begin_session(service, request, answer, user)
     answer.delete_cookie(COOKIE, path=PLACE)

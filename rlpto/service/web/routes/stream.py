@@ -1,4 +1,4 @@
-"""The stream of events for browsers and clients. It resumes where it broke off."""
+"""The stream of events for browsers and clients. It can be resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def events(
     last: Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,15}$", description=_RESUME)] = None,
     once: Annotated[bool, Query(description="End after the events there are.")] = False,
 ) -> StreamingResponse:
-    """Server-sent events. `end` is the last of a stream that ends in good order, with a `reason` if it may not be read
-    any more; after any other end, come again."""
+    """Server-sent events. A stream that ends properly closes with `end`, with a `reason` if the caller may no longer
+    read it. After any other end, clients should reconnect."""
     if job is not None:
         await job_for(job, caller, service)
     limits = service.limits
@@ -63,14 +63,14 @@ async def events(
 
 
 class _Stream(StreamingResponse):
-    """Counts as open, by user, until it ends for any reason."""
+    """Counts as open for its user until it ends for any reason."""
 
     def __init__(self, lines: AsyncIterator[str], streams: Counter[str], user: str) -> None:
         super().__init__(lines, headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream")
         self._streams, self._user = streams, user
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all."""
+        """Send the whole stream."""
         self._streams[self._user] += 1
         try:
             await super().__call__(scope, receive, send)
@@ -79,7 +79,7 @@ class _Stream(StreamingResponse):
 
 
 async def _lines(service: Service, caller: Caller, start: int, job: str | None, once: bool) -> AsyncIterator[str]:
-    """The stream's text, piece by piece. It ends with a `reason` once the caller may not read it any more: the token or
+    """The stream's text, piece by piece. It ends with a `reason` once the caller may no longer read it: the token or
     the user has ended, or the role has changed and the job belongs to another user."""
     at, silent = start, 0.0
     yield "retry: 1000\n\n"
@@ -99,7 +99,7 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
         if text:
             yield text
         if len(found) == _AT_ONCE:
-            await asyncio.sleep(0)  # of hundreds of thousands maybe none is shown: others are answered meanwhile
+            await asyncio.sleep(0)  # possibly none of very many is shown: other requests are answered meanwhile
             continue
         if once or is_over or service.notifier.closing:
             yield _end(is_over)
