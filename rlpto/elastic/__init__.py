@@ -45,10 +45,10 @@ def session(
 
     data_size: samples of an epoch. scheduler: makes the learning-rate scheduler from the optimizer and the number of
     steps; the scheduler is called after every step. evaluate: returns the accuracy of a model in evaluation mode, a
-    share from 0 to 1, or None; called at ends of epochs, on worker 0. epochs, batch_size: used without a service, where
-    a job has its own. on_nonfinite: effect of a loss or weights that are NaN or infinite; fail ends the job, warn
-    prints a line and continues. Code after the session runs only without a service, because a job's processes end with
-    its last step.
+    share from 0 to 1, or None; called at ends of epochs, on worker 0. epochs, batch_size: values without a service; a
+    job of a service has its own. on_nonfinite: effect of a loss or weights that are NaN or infinite; fail ends the job,
+    warn prints a line and continues. Code after the session runs only without a service, because a job's processes end
+    with its last step.
 
     Raises JobError for a loop that breaks the rules of `Session`, and for a second session of a script.
     """

@@ -142,7 +142,7 @@ def kill_controller(handle: Any) -> Any:
     from rlpto.ray_cluster.compat import actor_state
 
     known = actor_state(handle)
-    ray.kill(handle, no_restart=True)  # so that its name is free
+    ray.kill(handle, no_restart=True)  # frees its name
     if known.get("State") != "ALIVE":
         return None
     return kill_at(known["Address"]["NodeID"], known["Pid"], CONTROLLER_TITLE)

@@ -168,7 +168,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def global_batch(spec: JobSpec, workers: int, chosen: int | None) -> int:
-    """Samples of a step, all workers together. chosen: the scheduler's choice. Default: the job's own rule."""
+    """Samples of a step, all workers together. chosen: the scheduler's choice. If None, the job's own rule applies."""
     if chosen is not None:
         return chosen
     return spec.batch_size * (workers if spec.batch_rule == "per_worker" else 1)

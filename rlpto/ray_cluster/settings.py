@@ -85,7 +85,7 @@ class RaySettings(Settings):
     poll: float = Field(0.1, gt=0, le=5)
     """Longest time in seconds between two looks at the cluster."""
     autoscale: AutoscaleSettings | None = None
-    """Nodes on demand. Default: only nodes that are there."""
+    """Nodes on demand. Default: only existing nodes."""
     ship_code: ShipCode = "auto"
     """Whether RLPTO's code is sent to nodes; auto sends it if a node lacks it and RLPTO has not started the cluster."""
     without_gpus: float = Field(300.0, gt=0)

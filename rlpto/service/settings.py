@@ -32,7 +32,7 @@ class OptionSettings(Settings):
     path."""
 
     type: Literal["integer", "number", "boolean", "choice"]
-    """Type of the value. `choice` means one of `choices`."""
+    """Type of the value; `choice` allows any of `choices`."""
     minimum: float | None = None
     """Smallest value of an integer or a number."""
     maximum: float | None = None
@@ -233,9 +233,9 @@ class ServiceSettings(Settings):
     scheduler: SchedulerSettings = SchedulerSettings()
     """The scheduler process."""
     quotas: QuotaSettings = QuotaSettings()
-    """Limits on the database."""
+    """Limits on a user's jobs."""
     retention: RetentionSettings = RetentionSettings()
-    """Limits on what the database keeps."""
+    """Limits on the database."""
     programs: dict[Annotated[str, Field(pattern=PLAIN_NAME)], CatalogueProgram] = Field(default_factory=dict)
     """The catalogue of programs that users may train. An admin may change it while the service runs."""
 

@@ -139,8 +139,8 @@ class Store:
         except sqlite3.OperationalError as error:
             if "user-defined function" not in str(error):
                 raise
-            # Ctrl-C came while the sum of a row was computed. SQLite reports it as unraisable, so that
-            # `rlpto.io.interrupts` raises it again; the write is no worse for it.
+            # Ctrl-C came while the sum of a row was computed. SQLite reports it as unraisable, and
+            # `rlpto.io.interrupts` raises it again. The write is not affected.
             return execute()
 
     def _commit(self) -> None:

@@ -28,11 +28,11 @@ _ID_LETTERS = 12
 class NewJob(Row):
     """A job as requested by a user, checked. name: a label.
 
-    script: digest of a developer's script. arguments, samples, pip: its command line, the samples of an epoch, and
-    packages that pip installs for its workers in addition to the program's. Default: the program's values. epochs:
-    epochs to train. batch_size: samples of a step. Default: the program's. metric: Default: the experiment's. after:
-    jobs that must finish first. most_hours: hours from its start until it is cancelled. Default: no limit. seed: seed
-    of the training. Default: derived from `seq`.
+    script: digest of a developer's script. Default: none. arguments: its command line. samples: samples of an epoch.
+    Default: the program's. pip: packages for its workers in addition to the program's. epochs: epochs to train.
+    batch_size: samples of a step. Default: the program's. metric: metric that chooses the batch size. Default: the
+    experiment's. after: jobs that must finish first. most_hours: hours from its start until it is cancelled. Default:
+    no limit. seed: seed of the training. Default: `seq`.
     """
 
     TABLE = "jobs"
@@ -164,7 +164,7 @@ def on_hold(store: Store) -> dict[str, str]:
 
 
 def out_of_time(store: Store, now: float) -> list[str]:
-    """Running jobs past their time limit for which no cancellation is pending."""
+    """Started jobs past their time limit for which no cancellation is pending."""
     rows = store.rows(
         f"SELECT id FROM jobs WHERE state IN ({_marks(ACTIVE)}) AND started + 3600 * most_hours < ? "
         "AND NOT EXISTS (SELECT 1 FROM requests WHERE kind = 'cancel' AND job = jobs.id AND done_at IS NULL)",
@@ -210,7 +210,7 @@ def list_jobs(
 def count_open(store: Store, owner: str) -> int:
     """Number of jobs of a user that have not ended."""
     row = store.row(
-        "SELECT count(*) FROM jobs WHERE owner = ? "  # as text, so that the index `jobs_open` is used
+        "SELECT count(*) FROM jobs WHERE owner = ? "  # as text, to use the index `jobs_open`
         "AND state IN ('submitted', 'checking', 'queued', 'starting', 'running')",
         (owner,),
     )

@@ -21,8 +21,8 @@ _LIVE = "revoked IS NULL AND (expires IS NULL OR expires > ?)"
 
 @dataclass(frozen=True)
 class User(Row):
-    """A user. gpus_held, jobs_queued: quotas of this user. highest_priority: highest priority class for their jobs.
-    Default of these three: the settings' values. sign_in: value that identifies the user in single sign-on, or None."""
+    """A user. gpus_held, jobs_queued: quotas of this user. highest_priority: highest priority class for their jobs. If
+    one of these is None, the settings apply. sign_in: value that identifies the user in single sign-on, or None."""
 
     TABLE = "users"
 

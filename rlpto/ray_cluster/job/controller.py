@@ -40,7 +40,7 @@ class JobController:
         self._work = asyncio.get_running_loop().create_task(self._loop.run())
 
     async def command(self, generation: int, plan: Plan) -> JobReport:
-        """Train by the plan from now on. A plan without nodes means: write a checkpoint and release all workers."""
+        """Train by the plan from now on. For a plan without nodes, write a checkpoint and release all workers."""
         self._loop.command(generation, plan)
         return self._loop.report()
 

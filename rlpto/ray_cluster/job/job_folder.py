@@ -148,7 +148,7 @@ class JobFolder:
             try:
                 said = await result_of(call)
             except WorkerLostError:
-                return  # noticed where its training is waited for
+                return  # the wait for its training notices this
             if not isinstance(said, Failure):
                 await self.save(*said)
 

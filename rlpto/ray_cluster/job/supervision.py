@@ -100,7 +100,7 @@ async def prepared(worker: Worker, heartbeat: float) -> Ready | Failure | Worker
     heartbeat: time after which a silent worker is given up [s].
     """
     try:
-        # Its process id comes first, so that it can be ended even if it stops in the middle.
+        # Its process id comes first, because it may have to be killed if it stops in the middle.
         worker.pid = (await result_of(worker.handle.heartbeat.remote())).pid
         (ready,) = await collect([worker], [worker.handle.prepare.remote()], heartbeat, math.inf)
     except WorkerLostError as lost:

@@ -34,7 +34,7 @@ class TrainingGroup:
 
     number: number of the group. regroup: whether training workers must form a new group. reset: whether servers hold no
     weights yet. fresh: survivors of a fault that lack the newest step. state: step and state left by the last group.
-    sent: newest step handed out to workers. chosen: batch size in force. Default: the job's own. fault_since: when the
+    sent: newest step handed out to workers. chosen: batch size in force, None for the job's own. fault_since: when the
     fault from which the job has not yet recovered was noticed. trains_since: start of training without a fault. Both
     are on the monotonic clock.
     """

@@ -125,7 +125,8 @@ def watch_head(address: str, on_lost: Callable[[], None], left: threading.Event)
 def driver(
     address: str, on_lost: Callable[[], None] = lambda: None, runtime_env: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
-    """Be a driver of the cluster at `address` while inside; yields its HOST:PORT. Ray's exceptions pass through.
+    """Connect as a driver of the cluster at `address` while inside; yields its HOST:PORT. Ray's exceptions pass
+    through.
 
     on_lost: called before this process ends because the head is gone. SIGTERM raises KeyboardInterrupt, to run the same
     clean-up as Ctrl-C; Ray's own handler would end the process. runtime_env: Ray's `runtime_env` of all processes

@@ -78,7 +78,7 @@ class RayNode(compat.Node):
             "max_worker_port": 0,
             "node_manager_port": 0,
             "include_dashboard": False,
-            "no_monitor": True,  # that of an autoscaler
+            "no_monitor": True,  # the autoscaler's monitor
             "include_log_monitor": False,  # the monitor of printed output, which no driver of ours shows
             "gcs_server_port": port or None,
             "worker_path": os.environ.get(WORKER_PROGRAM) or None,

@@ -37,7 +37,7 @@ def unused_folder() -> Path:
 
 
 def make_folder(folder: Path, token: str | None = None) -> None:
-    """Create the folder of a new cluster, for this user alone, with its token in it. token: Default: a new one."""
+    """Create the folder of a new cluster, for this user alone. token: token stored in it. Default: a new one."""
     folder.mkdir(mode=0o700)
     descriptor = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="ascii") as file:

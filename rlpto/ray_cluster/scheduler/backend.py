@@ -95,8 +95,8 @@ class Backend(Protocol):
 @dataclass
 class _Call:
     """A call waiting for its answer. job: job of the controller. number: number of the call over all controllers; each
-    controller handles its calls in order. first: when the call was made [s, monotonic]. since: start of the time after
-    which the controller counts as hanging [s, monotonic]."""
+    controller handles its calls in order. first: when the call was made [s, monotonic]. since: start of the wait that
+    counts towards the heartbeat timeout [s, monotonic]."""
 
     job: str
     number: int
@@ -279,7 +279,7 @@ class RayBackend:
             now = time.monotonic()
             answered = ending.answer is None or bool(ray.wait([ending.answer], timeout=0)[0])
             if answered and not ending.killed:
-                # It ends without help now; one that is killed meanwhile is a fault to Ray, which reports it at length.
+                # It now ends by itself; Ray would report a kill meanwhile as a fault, at length.
                 ending.by = min(ending.by, now + KILL_TIMEOUT_S)
             if not ending.killed and now >= ending.by:
                 ending.killed, ending.by = True, now + KILL_TIMEOUT_S

@@ -41,14 +41,14 @@ class RayCluster(JobTracker):
     controllers are taken over, and jobs without a controller resume from their checkpoints. source: source of later
     jobs and orders; with a source, no failure of jobs or nodes ends the session. observers: called about once a second,
     and after every event and decision. reported: called with each written report, in the same transaction, and whether
-    it is its job's last. possible: all nodes that may be rented.
+    it is its job's last. possible: all possible nodes, if nodes are rented.
 
     wake_at: latest return of `advance` [s]. wants: returns the GPUs to request from Ray's autoscaler. Default: as many
     as jobs hold or ask for.
 
-    A job keeps its GPUs in place unless it loses some; new GPUs span few nodes. A shrinking job releases GPUs before
-    another job gets them (`rlpto.ray_cluster.scheduler.gpu_claims`). Some of `held_gpus`, the GPUs given by the
-    decision in force, may therefore not have arrived yet.
+    A job keeps its GPUs where they are; added GPUs span few nodes. A shrinking job releases GPUs before another job
+    gets them (`rlpto.ray_cluster.scheduler.gpu_claims`). Some of `held_gpus`, the GPUs given by the decision in force,
+    may therefore not have arrived yet.
 
     Raises ClusterError if no node has GPUs, JobError for a job that wants more than all nodes have together; later
     ClusterError if all nodes are gone for too long, JobError once all jobs have failed.

@@ -166,7 +166,7 @@ class Estimate:
 
 @dataclass
 class EstimateTables:
-    """Speed tables of estimates by profile name, each compiled once; replaces a source of profiles. kinds: size of the
+    """Speed tables of estimates by profile name, each compiled once; usable as a source of profiles. kinds: size of the
     largest node by GPU type."""
 
     kinds: Mapping[str, int]

@@ -272,7 +272,7 @@ class JobTracker:
         self._commands.end(job)
 
     def _reclass(self, job: str, priority: int) -> None:
-        """Move a job to another priority class, with its rise within the class reset."""
+        """Move a job to another priority class, and reset its priority rises."""
         number = self._number.get(job)
         if number is not None:
             moved = replace(self.jobs[number], priority=priority)

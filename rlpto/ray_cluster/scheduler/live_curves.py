@@ -31,8 +31,10 @@ class LiveCurves:
 
     ray_jobs/NAME/...: loss, accuracy, progress [epochs], GPUs held, samples_per_second, noise_scale. ray/...: GPUs up
     and held, jobs active. ray_reward/...: the reward since this scheduler began, total and by part. TensorBoard sorts
-    by name and shows them after the agents' eval/... folder: folder of the events. weights: weights of the reward. say:
-    called with one line when the disk refuses events.
+    by name and shows them after the agents' eval/...
+
+    folder: folder of the events. weights: weights of the reward. say: called with one line when the disk refuses
+    events.
     """
 
     def __init__(self, folder: Path, weights: RewardWeights, say: Callable[[str], object] = say_on_stderr) -> None:

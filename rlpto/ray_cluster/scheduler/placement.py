@@ -35,8 +35,8 @@ class NodeInventory:
     """Nodes by id, initially none.
 
     claims: GPU claims of jobs on the nodes. shape: present nodes, draining ones last; capacity that was up before and
-    is now missing counts as down. announced: draining nodes, from `Backend.announced`. possible: all nodes that may be
-    rented; missing ones are down.
+    is now missing counts as down. announced: draining nodes, from `Backend.announced`. possible: all possible nodes, if
+    nodes are rented; missing ones are down.
     """
 
     def __init__(self, database: SessionDatabase, possible: Sequence[Node] = ()) -> None:

@@ -26,8 +26,8 @@ DRAIN_S = 120.0
 class RealNodes:
     """The rented nodes of a real cluster, behind the interface `rlpto.provisioning.control.RentingCluster`.
 
-    shape: all possible nodes. rental: starts and ends nodes. Default: Ray's autoscaler, which receives the number of
-    wanted GPUs from the cluster; requested GPUs that are not up count as booting. tick: time between decisions [s].
+    shape: all possible nodes. rental: starts and ends nodes. If None, Ray's autoscaler does; it receives the number of
+    wanted GPUs from the cluster, and requested GPUs that are not up count as booting. tick: time between decisions [s].
     """
 
     def __init__(

@@ -211,7 +211,8 @@ class Catalogue:
     def write_previews(self) -> None:
         """Write the predicted duration of trainings of each program, for the submission form.
 
-        Programs without a profile or a step time get no preview. If all metrics agree, only one row is written.
+        Programs with neither a profile nor a step time get no preview. If all metrics agree, they share one set of
+        rows.
         """
         experiment, per_node = self._experiment(), self._shape.gpus_per_node
         counts = [gpus for gpus in PREVIEW_GPUS if gpus <= self.most_gpus]
