@@ -275,7 +275,7 @@ def _fit_with_prior(
 
 
 def compile_fits(method: str) -> None:
-    """Compile fits by `method` (`knowledge.fit`) on one made-up speed, before a job's first report needs them."""
+    """Compile fits by `method` (`knowledge.fit`) on made-up speeds, before a job's first report needs them."""
     program = ProgramSettings(training="any:Program", samples=1, epochs=1, batch_size=1)
     speeds = Measured(1, 1, 1.0, ENOUGH_STEPS), Measured(2, 1, 2.0, ENOUGH_STEPS)
     estimated_throughput(program, speeds, prior_without("") if method == "bayes" else None, 2)
