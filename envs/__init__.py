@@ -2,7 +2,7 @@
 
 from gymnasium.envs.registration import register
 
-# By name, not by object: who only registers imports neither the simulator nor its compiler.
+# By name, not by object: registration alone imports neither the simulator nor its compiler.
 register(
     id="rlpto/Cluster-v0",
     entry_point="rlpto.experiments.environments:cluster_env",

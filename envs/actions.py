@@ -1,8 +1,8 @@
-"""Actions: what the agent's numbers mean in GPUs.
+"""Actions: the numbers of the agent, and the index weights that they stand for.
 
-An action is the weights of the greedy index (`rlpto.policies.index`), as steps from those it starts from: zero
-is the tuned index, for every state. It comes to a wish for every active job; the queue trims wishes to capacity in
-order of class, in the one place every policy passes through.
+An action moves the weights of the greedy index (`rlpto.policies.index`), in steps from the start weights: action zero
+is the tuned index, in every state. The index then requests GPUs for every active job. The queue trims these requests
+to capacity in order of class, as for every policy.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ STEP: dict[str, float] = {
     "price": 1.0,
     "patience": 1.0,
 }
-"""How far an action of 1 moves each weight: about a tenth of the range it may sensibly have."""
+"""Change of each weight by an action of 1: about a tenth of the weight's sensible range."""
 
 ACTION_FEATURES: tuple[str, ...] = tuple(STEP)
-"""Names of the steering weights that an action moves: the first of them, in their order. Others stay as they start."""
+"""Names of the index weights that an action moves: the first ones, in their order. The other weights stay as they
+start."""
 
 _STEPS = np.array(list(STEP.values()))
 
@@ -43,7 +44,7 @@ LARGEST = 4.0
 
 
 def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...]) -> FloatArray:
-    """Steering weights [..., STEERING_FEATURES] of actions [..., ACTION_FEATURES] of this shape, from `start` on.
+    """Index weights [..., STEERING_FEATURES] of actions [..., ACTION_FEATURES] of this shape, starting from `start`.
 
     Raises ValueError if the actions have another shape or are not finite.
     """

@@ -29,11 +29,11 @@ from rlpto.io.errors import CheckpointError, ConfigError
 
 
 class BatchSteps(NamedTuple):
-    """The result of one step of all environments. parts: [B, 4] the reward's terms, as they are.
+    """The result of one step of all environments. parts: [B, PARTS] the reward's terms, unscaled.
 
-    reward: [B] what is learned from. elapsed: [B] seconds that passed. ended, cut: [B] episode over
-    because all jobs have finished (or the time limit was reached), or because its length was reached
-    (or the most steps there may be). observation: after the step, fresh arrays.
+    reward: [B] training signal. elapsed: [B] seconds that passed. ended: [B] whether all jobs of the episode have
+    finished (or the simulator's time limit was reached). cut: [B] whether the episode's length (or the largest number
+    of steps) was reached. observation: fresh arrays, after the step.
     """
 
     reward: FloatArray
@@ -54,10 +54,10 @@ class EnvBatch:
 
     Environment b draws its episodes from (seed, b). An episode that is over stays so until `begin`.
     terms, reward, seconds, steps: [B, ...] sums since the episodes began. elapsed: [B] seconds that the last step
-    took: always the same array, written in place, so that a rollout buffer can keep it.
-    max_steps: an episode is cut after that many; None: when its length is reached. compiled: if False, use one Python
-    cluster under the scheduler's own loop, at which policies can look; no baseline is subtracted. Other results are
-    identical, unless jobs fit their own speeds: compiled clusters look up what the fits would say.
+    took. It is always the same array, written in place; a rollout buffer may keep it.
+    max_steps: an episode is cut after this number of steps. Default: only its length cuts it. compiled: if False, use
+    one Python cluster under the scheduler's own loop, which policies can inspect; no baseline is subtracted. Other
+    results are identical, unless speeds are fitted for each job: compiled clusters look up the fits in a table.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class EnvBatch:
         return self.begin_next(range(self.count))
 
     def begin_next(self, which: Sequence[int] | IntArray) -> Observation:
-        """Begin the next episodes of some environments; returns fresh arrays [B, ...] of all."""
+        """Begin the next episodes of some environments; returns fresh arrays [B, ...] for all."""
         for b in which:
             self.begin(int(b), *draw_episode(self.rngs[b], self.setup))
         return self.observe()
@@ -145,7 +145,7 @@ class EnvBatch:
         return BatchSteps(reward, parts, self.elapsed.copy(), ended, cut, self.observe())
 
     def observe(self) -> Observation:
-        """What is seen now, fresh arrays [B, ...]."""
+        """The present observation as fresh arrays [B, ...]."""
         return Observation(*(part.copy() for part in self.clusters.observation))
 
     def render(self, b: int, mode: str) -> str | NDArray[np.uint8]:
@@ -155,16 +155,16 @@ class EnvBatch:
         return draw(self.names[b], float(self.reward[b]))
 
     def state(self) -> dict[str, Any]:
-        """A copy of all that changes: arrays by name, of numbers or records, and under `rngs` what JSON can hold."""
+        """A copy of all that changes: arrays of numbers or records by name, and the random generators under `rngs`."""
         state: dict[str, Any] = {name: array.copy() for name, array in self._arrays().items()}
         state["rngs"] = [rng.bit_generator.state for rng in self.rngs]
         return state
 
     def restore(self, state: Mapping[str, Any]) -> Observation:
-        """Go on where a batch of the same setup and size was asked for its state; returns the last observation.
+        """Continue from the state of a batch of the same setup and size; returns the last observation.
 
-        What an external cluster is at cannot be kept: its next episode begins. Raises CheckpointError, and changes
-        nothing, if the state is of another batch.
+        An external cluster's progress cannot be saved: its next episode begins. Raises CheckpointError, and changes
+        nothing, if the state belongs to another batch.
         """
         arrays = self._arrays()
         for name, array in arrays.items():

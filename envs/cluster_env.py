@@ -1,4 +1,4 @@
-"""One environment as gymnasium wants it, over any cluster: simulated, or real."""
+"""One environment for gymnasium, over any cluster: simulated, or real."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rlpto.io.errors import ConfigError
 
 
 class ClusterEnv(gymnasium.Env[Any, AnyArray]):
-    """Schedule the jobs of one cluster for an episode: the batch of one, `rlpto.envs.batch.EnvBatch`.
+    """Schedule the jobs of one cluster for an episode. This is an `rlpto.envs.batch.EnvBatch` of one environment.
 
     Observation: a dictionary of the arrays of `rlpto.envs.observation.Observation`, which lists every entry with
     its unit and its fixed normalisation. With the default settings: jobs [32, JOB_FEATURES], mask [32],
     cluster [CLUSTER_FEATURES], forecast [6 x FORECAST_FEATURES], float32.
 
     Action: [ACTION_FEATURES] float32, steps from the start weights, cut to [-LARGEST, LARGEST]. The queue trims the
-    resulting wishes to capacity by class.
+    resulting allocations to capacity by class.
 
-    Reward: accuracy gained minus the cost of time, resources and rescales (`rlpto.core.rewards`), minus, with
+    Reward: the sum of the terms of `rlpto.core.rewards`, such as accuracy gained and the cost of time; minus, with
     baseline `start_heuristic`, the reward of the baseline rollout in the same time; divided by `reward_scale`. `info`
-    has the terms as they are, by name, and `elapsed`, the seconds that the step took.
+    has the unscaled terms by name, and `elapsed`, the seconds that the step took.
 
     Termination: all jobs have finished, or the simulator's time limit is reached. Truncation: the episode's
     length is reached.
 
-    setup: see `EnvSetup` (each episode is a stretch of a workload, in virtual time) or `ExternalSetup`.
+    setup: an `EnvSetup` (each episode is a stretch of a workload, in virtual time) or an `ExternalSetup`.
     render_mode: `ansi`, `rgb_array` or None; it changes no episode and no reward.
     """
 

@@ -1,4 +1,4 @@
-"""The clusters that environments step: many simulated ones in compiled code, or a single object of any kind."""
+"""The clusters that environments step: many simulated ones in compiled code, or one `Cluster` object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORLD_PARTS = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free"
 class SimulatedClusters:
     """B simulated clusters in compiled code.
 
-    batch: what is compiled. observation: of every cluster, kept up to date in place.
+    batch: the compiled clusters. observation: observations of all clusters, updated in place.
     """
 
     def __init__(self, setup: EnvSetup, count: int) -> None:
@@ -43,8 +43,8 @@ class SimulatedClusters:
         return self.batch.loop.current
 
     def begin(self, b: int, workload: int, warm_up: float) -> float:
-        """Put cluster b into a workload after `warm_up` seconds under the start heuristic, or at its start where it is
-        over by then. Returns the time [s]."""
+        """Put cluster b into a workload after `warm_up` seconds under the start heuristic, or at the workload's start
+        if it would be over by then. Returns the time [s]."""
         for until in (warm_up, -np.inf):
             arrays = np.array([until]), np.zeros((1, PARTS)), self.observation, NO_TRACE
             if not run_clusters(self.batch, b, workload, self._start, *arrays)[0]:
@@ -61,7 +61,7 @@ class SimulatedClusters:
         return parts, over
 
     def scene(self, b: int) -> Scene:
-        """Cluster b as it is drawn."""
+        """The scene of cluster b, for rendering."""
         loop, nodes = self.batch.loop, self._setup.shape.node_gpus
         world, jobs = loop.world, self._setup.workloads[loop.current[b]].jobs
         view = loop.shown[b, : world.clusters["active"][b]]
@@ -91,9 +91,9 @@ class SimulatedClusters:
 
 
 class OneCluster:
-    """One cluster under the scheduler's own loop: to the last bit what `SimulatedClusters` do with a single one.
+    """One cluster under the scheduler's own loop. Results equal those of `SimulatedClusters` to the last bit.
 
-    cluster: that of the present episode. state: what is decided on now.
+    cluster: cluster of the present episode. state: state that the next decision is based on.
     """
 
     cluster: Cluster
@@ -121,13 +121,13 @@ class OneCluster:
         return self.cluster.time
 
     def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
-        """Decide with weights [1, STEERING_FEATURES]; returns [1, PARTS], and [1] whether the workload is over."""
+        """Decide with weights [1, STEERING_FEATURES]; returns terms [1, PARTS], and [1] whether the workload ended."""
         parts = self._run(weights[0], self.cluster.time + hold)
         self._observe()
         return parts, np.array([self.cluster.done])
 
     def scene(self, b: int) -> Scene:  # noqa: ARG002  there is one
-        """The cluster as it is drawn."""
+        """The scene of the cluster, for rendering."""
         cluster, jobs = self.cluster, self.state.jobs
         return Scene(
             time=cluster.time,

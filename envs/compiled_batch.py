@@ -45,17 +45,17 @@ from rlpto.simulator.settings import SimulatorSettings
 PARTS = len(TERMS)
 """Terms of the reward."""
 NO_TRACE = np.zeros((0, 2))
-"""No decision is noted, see `run_clusters`."""
+"""Trace for `run_clusters` that records no decision."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one episode can be made of.
+    """The jobs and surroundings of one episode.
 
-    name: window and seed. jobs: sorted by submit time. seed: of node failures. hours: that jobs are submitted in.
-    noise: errors of the estimates that policies get, or None. group: number of its load among those learned at.
-    forecast: [T, H x FORECAST_FEATURES] float32, the predicted task volume from second t x `forecast_step` on, as it
-    is observed; empty: none.
+    name: window and seed. jobs: sorted by submit time. seed: seed of the node failures. hours: duration in which jobs
+    are submitted. noise: errors of the estimates that policies get, or None. group: number of the workload's load among
+    the training loads. forecast: [T, H x FORECAST_FEATURES] float32 observed entries; row t holds the predicted task
+    volume from second t x `forecast_step` on. Default: no forecast.
     """
 
     name: str
@@ -70,10 +70,10 @@ class Workload:
 
 @by_reference
 class CompiledBatch(NamedTuple):
-    """Everything compiled code needs. B clusters, W workloads, M jobs at most in one.
+    """Everything that compiled code needs. B: clusters, W: workloads, M: most jobs in a workload.
 
-    loop: the simulators, and what decisions depend on. blank: one cluster's world before any time has passed.
-    pool: [W, M] JOB, counts, seeds: [W] of each workload. forecast: [W, T, F] float32, forecast_step [s].
+    loop: the simulators and the inputs of decisions. blank: world of one cluster before any time has passed.
+    pool: [W, M] JOB. counts, seeds: [W] of each workload. forecast: [W, T, F] float32, one row each forecast_step [s].
     reward: [1] `rlpto.core.rewards.WEIGHTS`.
     """
 
@@ -103,9 +103,9 @@ def build_batch(
     *,
     beliefs: CompiledBeliefs = ALL_KNOWN,
 ) -> CompiledBatch:
-    """A batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
+    """Build a batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
 
-    beliefs: what policies believe, but for the noise of workloads.
+    beliefs: estimates that policies get, except for the noise of workloads.
     """
     _check_supported(shape, workloads, tables, queue)
     tables = tables.with_rescale_delay(simulator.rescale_delay)
@@ -138,7 +138,7 @@ def build_batch(
 def _check_supported(
     shape: ClusterShape, workloads: Sequence[Workload], tables: SpeedTables, queue: QueueSettings
 ) -> None:
-    """Raise ConfigError or JobError for what compiled code does not support."""
+    """Raise ConfigError or JobError for inputs that compiled code does not support."""
     if not workloads:
         raise ConfigError("no workloads to learn from: expected training windows with jobs")
     if queue.inside != "fifo":
@@ -155,7 +155,7 @@ def _check_supported(
 
 
 def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatArray:
-    """[W, most, 2 + width] errors of all workloads, as `rlpto.core.jobs.EstimateNoise.factors` has them; or empty."""
+    """[W, most, 2 + width] `rlpto.core.jobs.EstimateNoise.factors` of all workloads; empty without noise."""
     if all(workload.noise is None for workload in workloads):
         return np.zeros((len(workloads), 0, 0))
     noise = np.ones((len(workloads), most, 2 + width))
@@ -166,7 +166,7 @@ def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatA
 
 
 def _joint_forecasts(workloads: Sequence[Workload]) -> AnyArray:
-    """[W, T, F] of all workloads, the last row repeated where one ends early; empty if all are zero."""
+    """[W, T, F] of all workloads, the last row repeated for shorter ones; empty if all are zero."""
     every = [workload.forecast for workload in workloads]
     longest = max(every, key=len)
     if not any(own.any() for own in every):
@@ -179,7 +179,7 @@ def _joint_forecasts(workloads: Sequence[Workload]) -> AnyArray:
 
 
 def _joint_step(workloads: Sequence[Workload]) -> float:
-    """Seconds of a forecast's step, the same in all workloads that have one. Raises ConfigError."""
+    """Seconds of a forecast's step. Raises ConfigError unless all workloads with a forecast have the same."""
     steps = {workload.forecast_step for workload in workloads if workload.forecast.size}
     if len(steps) > 1:
         listed = " and ".join(f"{step:g}" for step in sorted(steps))
@@ -210,7 +210,7 @@ def begin(f: CompiledBatch, b: int, workload: int) -> None:
 
 @njit()
 def observe_one(f: CompiledBatch, b: int, out: Observation) -> None:
-    """Fill row b of a batch of observations with what is seen of cluster b."""
+    """Fill row b of a batch of observations from cluster b."""
     cluster, n = f.loop.world.clusters[b], f.loop.world.clusters[b].active
     row = Observation(out.jobs[b], out.mask[b], out.cluster[b], out.forecast[b])
     interval = f.loop.world.rules[0].interval
@@ -234,10 +234,11 @@ def run_clusters(
 ) -> BoolArray:
     """Run clusters `first`, `first` + 1, ... under weights [n, STEERING_FEATURES] until `until` [n] s, or the end.
 
-    workload: they begin it, and then decide only if `until` is ahead; -1: they go on, and decide at least once. Fills
-    parts [n, PARTS] with the terms of the reward, and the clusters' rows of out, if it has any. trace [L, 2]: if L > 0,
-    time [s] and reward of each decision, of which there are L at most. Returns [n], whether the workloads are over.
-    Python enters here alone: the compiler takes seconds for every such entry.
+    workload: if -1, the clusters continue and decide at least once. Otherwise they begin this workload, and decide only
+    if `until` is ahead. Fills parts [n, PARTS] with the terms of the reward, and the clusters' rows of out, if it has
+    any. trace [L, 2]: if L > 0, it gets the time [s] and the reward of each decision, and the run stops after L
+    decisions. Returns [n], whether the workloads are over.
+    Python enters compiled code only here: the compiler takes seconds for every such entry.
     """
     w, over = f.loop.world, np.zeros(len(weights), dtype=np.bool_)
     for i in range(len(weights)):
@@ -263,9 +264,9 @@ def run_clusters(
 
 @kernel()
 def run_requested(f: CompiledBatch, decisions: int) -> int:
-    """Take decisions in every cluster with a trivial policy: every job wishes for its requested GPUs.
+    """Take decisions in every cluster with a trivial policy that gives every job its requested GPUs.
 
-    Workloads that are over begin again. Returns how many decisions had an active job, over all clusters.
+    Workloads that are over begin again. Returns the number of decisions with an active job, over all clusters.
     """
     taken, w = 0, f.loop.world
     for b in range(len(w.clusters)):

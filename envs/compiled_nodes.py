@@ -1,4 +1,4 @@
-"""Simulated clusters with rented nodes, compiled: from one decision on the number of nodes to the next."""
+"""Simulated clusters with rented nodes, compiled: from one decision about the number of nodes to the next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlpto.simulator.kernels import is_over
 from rlpto.simulator.renting import look_at_nodes, rent, work_done
 
 NODE_SUMS = ("late", "idle", "cost", "gpu_seconds")
-"""Of a minute: job-seconds in the system beyond those of the work done, money beyond that of the work done, money, and
+"""Sums over a minute: job-seconds in the system in excess of `work_done`, money in excess of `work_done`, money, and
 GPU-seconds held."""
 
 
@@ -21,10 +21,11 @@ GPU-seconds held."""
 def run_minutes(
     f: CompiledBatch, workload: IntArray, wanted: IntArray, weights: FloatArray, seen: AnyArray, sums: FloatArray
 ) -> None:
-    """Let cluster b of the batch begin workload[b], or where that is -1 rent wanted[b, g] nodes and run for a minute.
+    """Run each cluster b of the batch for a minute with wanted[b, g] rented nodes, or begin a workload.
 
-    weights: [1, STEERING_FEATURES] that decide. Fills seen [B, G] LOOK, sums [B, 4] `NODE_SUMS`, and sets workload[b]
-    to 1 if it is over, else 0.
+    workload: [B] number of the workload to begin; -1 runs the cluster for a minute, a smaller number leaves it alone.
+    Cluster b's entry is set to 1 if its workload is over, else to 0. weights: [1, STEERING_FEATURES] index weights that
+    schedule the jobs. Fills seen [B, G] LOOK and sums [B, 4] `NODE_SUMS`.
     """
     w = f.loop.world
     for b in range(len(workload)):

@@ -1,4 +1,4 @@
-"""What an environment is made of: its clusters and workloads, its episodes and its spaces."""
+"""Setups of environments: clusters and workloads, episodes and spaces."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 MOST_ENVS = 10_000
-"""Environments that step together, at most."""
+"""Most environments that step together."""
 
 
 @dataclass(frozen=True, eq=False)
 class EnvSetup:
-    """Everything a simulated environment needs. Two are the same only if they are one object.
+    """Everything a simulated environment needs. Two setups are equal only if they are one object.
 
     workloads: episodes are drawn from them. start: steering vector [S] of the heuristic that the agent starts
-    from, that is, of action zero; it also warms up episodes and plays the baseline rollouts.
-    knowledge: what policies know; its noise is that of the workloads.
+    from. Action zero is this heuristic; it also warms up episodes and plays the baseline rollouts.
+    knowledge: the knowledge of policies, with its noise replaced by the noise of each workload.
     """
 
     shape: ClusterShape
@@ -53,7 +53,7 @@ class EnvSetup:
     knowledge: Knowledge = TRUTH
 
     rents: ClassVar[bool] = False
-    """Whether actions say how many nodes to rent."""
+    """Whether actions set the number of rented nodes."""
 
     def __post_init__(self) -> None:
         if self.shape.rented_groups and not self.rents:
@@ -76,7 +76,7 @@ class EnvSetup:
 
     @cached_property
     def _beliefs(self) -> CompiledBeliefs:
-        """What policies believe, which takes longer to compute than all the rest."""
+        """Estimates that policies get; computed once, since this takes longer than all the rest."""
         return CompiledBeliefs.of(self.knowledge, self.tables, self.shape.gpus_per_node)
 
     def make_cluster(self, workload: int) -> Cluster:
@@ -90,9 +90,9 @@ class EnvSetup:
 class ExternalSetup:
     """An environment over clusters that the caller makes one after the other, such as real ones.
 
-    next_cluster: makes the cluster of the next episode. interval: seconds between regular decisions. start: as in
-    `EnvSetup`. Episodes are not warmed up unless asked for. No baseline rollout is subtracted: the start heuristic's
-    reward there is not known.
+    next_cluster: makes the cluster of the next episode. interval: seconds between regular decisions. start: steering
+    vector [S] of the heuristic that the agent starts from. Episodes are not warmed up by default. No baseline rollout
+    is subtracted, because the start heuristic's reward on such clusters is not known.
     """
 
     next_cluster: Callable[[], Cluster]
@@ -109,8 +109,8 @@ class ExternalSetup:
 
 
 def draw_episode(rng: Generator, setup: EnvSetup | ExternalSetup) -> tuple[int, float, float]:
-    """The next episode of an environment, by its own random numbers: number of the workload, seconds of warm-up and
-    of the episode."""
+    """Draw the next episode of an environment from its own random numbers. Returns the number of the workload, and the
+    seconds of warm-up and of the episode."""
     settings = setup.settings.episode
     workload = int(rng.integers(len(setup.workloads)))
     warm_up = rng.uniform(0.0, settings.warm_start) * setup.workloads[workload].hours * HOUR
@@ -119,7 +119,7 @@ def draw_episode(rng: Generator, setup: EnvSetup | ExternalSetup) -> tuple[int, 
 
 
 def episode_rng(seed: int | None, slot: int = 0) -> Generator:
-    """Random numbers of the episodes of an environment; slot: its number among those that share a seed.
+    """Random numbers for the episodes of an environment. slot: the environment's number under a shared seed.
 
     Raises ConfigError for an invalid seed.
     """
@@ -129,7 +129,7 @@ def episode_rng(seed: int | None, slot: int = 0) -> Generator:
 
 
 def fresh_seed() -> int:
-    """A random seed; it leaves room for the seeds of further environments that follow it."""
+    """A random seed, small enough that the seeds counted up from it for more environments are valid too."""
     return int(np.random.SeedSequence().generate_state(1)[0]) >> 1
 
 
@@ -156,5 +156,5 @@ def observation_space(settings: EnvSettings) -> spaces.Dict:
 
 
 def action_space() -> spaces.Box:
-    """[ACTION_FEATURES] numbers, see `rlpto.envs.actions`."""
+    """The space of an action: [ACTION_FEATURES] numbers, explained in `rlpto.envs.actions`."""
     return spaces.Box(-LARGEST, LARGEST, (len(ACTION_FEATURES),), np.float32)

@@ -2,7 +2,7 @@
 
 A new row is a new feature. Its description has the unit and the fixed normalisation; its function gets the view of a
 job (`rlpto.core.jobs.VIEW`), or sums over all jobs. Results are cut to [-LIMIT, LIMIT].
-`python -m tests.envs.test_page` writes the tables into docs/environment.md, with the range that a description means:
+`python -m tests.envs.test_page` writes the tables into docs/environment.md, with the range that a description implies:
 0 to 1 if it begins with "share" or "1", -LIMIT to LIMIT for a log or log2 of anything but 1 + x, else 0 to LIMIT.
 """
 
@@ -19,11 +19,11 @@ from rlpto.io.compiled import chained, helper, njit
 
 HOUR = 3600.0
 SHORTEST = 1.0
-"""Remaining times below this many seconds count as this."""
+"""Shorter remaining times count as this number of seconds."""
 
 
 class FeatureInputs(NamedTuple):
-    """What features of a job are computed from, in addition to its record.
+    """Inputs of the features of a job, in addition to its record.
 
     speed: [K + 1] work per second by GPUs. now [s]. unit: speed for each GPU with min_gpus of them. hours: left on one
     GPU at that speed. work_left: share of its epochs still to do. accuracy_left: share of its accuracy still to gain.
@@ -44,13 +44,13 @@ class FeatureInputs(NamedTuple):
 
 
 class FeatureTotals(NamedTuple):
-    """What features of a cluster are computed from.
+    """Inputs of the features of a cluster.
 
-    capacity: GPUs on nodes that are up; gpus: the same, at least 1. gpus_per_node: of the largest node. held: GPUs that
-    jobs hold. interval: seconds between decisions. jobs, waiting, high, normal, low: active jobs, those without GPUs,
-    and those of each class after aging; hidden: those beyond what can be seen. work, hidden_work: hours left on one
-    GPU, of all jobs and of hidden ones. wish, hidden_wish, asked: GPUs they could use and ask for. soonest: hours until
-    the first running job finishes.
+    capacity: GPUs on nodes that are up; gpus: the same, at least 1. gpus_per_node: GPUs of the largest node. held: GPUs
+    that jobs hold. interval: seconds between decisions. jobs: active jobs. waiting: active jobs without GPUs. high,
+    normal, low: active jobs of each class after aging. hidden: active jobs beyond the visible ones. work, hidden_work:
+    hours left on one GPU, of all jobs and of hidden ones. wish, hidden_wish: sums of max_gpus of all jobs and of hidden
+    ones. asked: sum of requested GPUs. soonest: hours until the first running job finishes.
     """
 
     capacity: int
@@ -73,12 +73,12 @@ class FeatureTotals(NamedTuple):
 
 
 LOG2 = np.log2(np.arange(1.0, 1026.0))
-"""log2(1 + k) of 0 to 1024: looking it up takes less than computing it."""
+"""log2(1 + k) of 0 to 1024: a look-up is faster than the logarithm."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """An entry of an observation. name; description: with unit and normalisation; function: is compiled."""
+    """An entry of an observation. description: includes unit and normalisation. function: is compiled."""
 
     name: str
     description: str
@@ -93,7 +93,7 @@ def _log2_after(gpus: int) -> float:
 
 @njit(error_model="numpy")
 def _next_gpu_gain(job: Any, speed: FloatArray) -> float:
-    """Speed that the next GPU adds; of a waiting job, each of its first `min_gpus`."""
+    """Speed added by the next GPU; for a waiting job, by each of its first `min_gpus`."""
     further = job.min_gpus if job.gpus == 0 else min(job.gpus + 1, job.max_gpus)
     return float((speed[further] - speed[job.gpus]) / max(further - job.gpus, 1))
 
@@ -233,7 +233,7 @@ fill_cluster_features = _filling(CLUSTER_TABLE)
 
 @njit(error_model="numpy")
 def feature_inputs(job: AnyArray, speed: FloatArray, now: float, among: FloatArray, fair: float) -> FeatureInputs:
-    """See FeatureInputs. job: a record of VIEW. speed: [K + 1] work per second by GPUs.
+    """Compute the `FeatureInputs` of a job. job: a record of VIEW. speed: [K + 1] work per second by GPUs.
 
     among: [4] hours, shorter, ahead and finish.
     """
@@ -247,6 +247,6 @@ def feature_inputs(job: AnyArray, speed: FloatArray, now: float, among: FloatArr
 
 @njit(error_model="numpy")
 def hours_left(job: AnyArray, speed: FloatArray) -> float:
-    """Hours left of a record of VIEW on one GPU, at its speed for each GPU with min_gpus of them."""
+    """Hours left for a record of VIEW on one GPU, at the job's speed per GPU with min_gpus."""
     record: Any = job
     return float(max(record.remaining / (speed[record.min_gpus] / record.min_gpus), SHORTEST) / HOUR)

@@ -1,7 +1,7 @@
-"""Environments in which an action says how many nodes to rent: the engine behind `rlpto/Nodes-v1`.
+"""Environments in which an action sets the number of rented nodes: the engine behind `rlpto/Nodes-v1`.
 
-An episode is a whole window. A step is a minute: nodes are asked for or given back, and the start heuristic schedules
-the jobs meanwhile.
+An episode is a whole window and a step is one minute. Each step requests or returns nodes; the start heuristic
+schedules the jobs in between.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from rlpto.provisioning.features import (
 from rlpto.provisioning.reactive import Reactive
 
 GOES_ON, WAITS = -1, -2
-"""In place of the number of a workload, for a cluster that runs for a minute, and for one that is left alone."""
+"""Sentinels for the workload number of a cluster: run for one minute, or leave the cluster alone."""
 
 
 class NodesObservation(NamedTuple):
-    """What is seen. nodes: [B, G x features] float32 of the groups in turn, see `rlpto.provisioning.features`."""
+    """An observation. nodes: [B, G x features] float32 features of each group, in the order of the groups."""
 
     nodes: AnyArray
 
 
 @dataclass(frozen=True, eq=False)
 class NodesSetup(EnvSetup):
-    """What the environments are made of; see `EnvSetup`, whose start heuristic schedules the jobs.
+    """Everything that environments with rented nodes need. The start heuristic of `EnvSetup` schedules the jobs.
 
-    demands: of the workloads. heuristic: provisioner that action zero is. forecasts: [T + 1, G, F] by minute of every
-    workload, as `rlpto.provisioning.features` has them; empty: none.
+    demands: demand of each workload. heuristic: provisioner whose decision action zero repeats. forecasts: for each
+    workload, [T + 1, G, F] forecast features by minute (`rlpto.provisioning.features`). Default: no forecasts.
     """
 
     demands: tuple[Demand, ...] = ()
@@ -69,16 +69,17 @@ class NodesSetup(EnvSetup):
 
     @cached_property
     def averages(self) -> list[FloatArray]:
-        """[T + 1, G, 2, A] of every workload."""
+        """[T + 1, G, 2, A] averages of the demand of each workload."""
         return [demand.averages() for demand in self.demands]
 
 
 class NodesBatch(EnvBatch):
     """B environments that step together, a minute at a time.
 
-    The reward of a step is the config's, less what the work done costs in any case: `time` of the job-seconds beyond
-    those that the work takes with the GPUs asked for, and `money` beyond that of those GPUs. The sum over a workload in
-    which all jobs finish differs from the config's own `time` and `money` by a constant.
+    The reward of a step has two of the config's terms, less the unavoidable cost of the work done. `time` counts the
+    job-seconds in excess of the time that this work takes with the requested GPUs, and `money` the cost in excess of
+    the price of these GPUs. The sum over a workload in which all jobs finish differs from the config's own `time` and
+    `money` by a constant.
     """
 
     setup: NodesSetup
@@ -99,11 +100,11 @@ class NodesBatch(EnvBatch):
 
     @property
     def action_space(self) -> spaces.Box:
-        """[G] numbers, see `rlpto.provisioning.features.gpus_of_action`."""
+        """[G] numbers. `rlpto.provisioning.features.gpus_of_action` converts them to GPUs."""
         return spaces.Box(LEAST_ACTION, LARGEST_ACTION, self._look.shape[1:], np.float32)
 
     def begin(self, b: int, workload: int, warm_up: float = 0.0, length: float = np.inf) -> None:
-        """Begin an episode of environment b: the whole of a workload."""
+        """Begin an episode of environment b, which lasts for a whole workload."""
         del warm_up, length
         begins = np.full(self.count, WAITS)
         begins[b] = workload
@@ -116,7 +117,7 @@ class NodesBatch(EnvBatch):
         run_minutes(self._batch, workload, nodes, self._weights, self._look, self._sums)
 
     def state_of_nodes(self) -> NodesState:
-        """What is seen now, [B x G] rows."""
+        """The present state, [B x G] rows."""
         minute, setup = self.steps.tolist(), self.setup
         pairs = list(zip(self.clusters.current.tolist(), minute, strict=True))
         averages = np.concatenate([_row(setup.averages[number], at) for number, at in pairs])
@@ -130,13 +131,13 @@ class NodesBatch(EnvBatch):
         return self._groups.state(*parts, self._look.reshape(-1), averages, forecast)
 
     def observe(self) -> NodesObservation:  # type: ignore[override]
-        """What is seen now, fresh arrays [B, ...]."""
+        """The present observation as fresh arrays [B, ...]."""
         state = self.state_of_nodes()
         seen = node_features(state, self._spare(state))
         return NodesObservation(seen.reshape(self.count, -1))
 
     def _spare(self, state: NodesState) -> FloatArray:
-        """[R] GPUs that the heuristic wants beyond those that jobs hold or wait for."""
+        """[R] GPUs that the heuristic wants in excess of the GPUs that jobs hold or wait for."""
         heuristic = self.setup.heuristic
         return checked_gpus(heuristic.name, heuristic(state), state) - state.demand
 
@@ -149,7 +150,7 @@ class NodesBatch(EnvBatch):
         return self.rent(state, gpus_of_action(state, self._spare(state), wanted.reshape(-1)))
 
     def rent(self, state: NodesState, gpus: FloatArray) -> BatchSteps:
-        """A step in which `gpus` [B x G] are wanted in a state."""
+        """Take a step in which `gpus` [B x G] are wanted in the given state."""
         over, weights = np.full(self.count, GOES_ON), self.setup.reward
         self._run(over, self._groups.nodes(state, gpus).reshape(self._look.shape))
         parts = np.zeros((self.count, PARTS))
@@ -173,12 +174,12 @@ class NodesBatch(EnvBatch):
 
 
 def _row(table: FloatArray, at: int) -> FloatArray:
-    """Row `at` of a table by minute, or its last."""
+    """Row `at` of a table by minute, or the last row if the table is shorter."""
     return np.asarray(table[min(at, len(table) - 1)])
 
 
 def play_windows(setup: NodesSetup, provisioner: Provisioner) -> FloatArray:
-    """[W, PARTS] terms of the reward where a provisioner decides in every workload, from its start to its end."""
+    """[W, PARTS] terms of the reward if a provisioner decides in every workload, from its start to its end."""
     windows = len(setup.workloads)
     batch, parts = NodesBatch(setup, windows), np.zeros((windows, PARTS))
     for b in range(windows):
@@ -193,23 +194,23 @@ def play_windows(setup: NodesSetup, provisioner: Provisioner) -> FloatArray:
 
 
 class NodesEnv(ClusterEnv):
-    """Say once a minute how many nodes to rent, for a window: the batch of one, `NodesBatch`.
+    """Choose the number of rented nodes once a minute for a window. This is a `NodesBatch` of one environment.
 
-    Observation: a dictionary with `nodes`, see `NodesObservation`. Action: [G] float32, one for each group of rented
-    nodes: spare GPUs relative to the heuristic's, which is zero (`rlpto.provisioning.features.gpus_of_action`).
-    Reward, termination and truncation: see `NodesBatch`; an episode is a whole window.
+    Observation: a dictionary with the entry `nodes` of `NodesObservation`. Action: [G] float32, one for each group of
+    rented nodes: spare GPUs relative to the heuristic, which is zero (`rlpto.provisioning.features.gpus_of_action`).
+    `NodesBatch` defines reward, termination and truncation. An episode is a whole window.
     """
 
     batch_class = NodesBatch
 
 
 class NodesVectorEnv(ClusterVectorEnv):
-    """B of these environments in one process, with the options of `ClusterVectorEnv`."""
+    """B environments with rented nodes in one process, with the options of `ClusterVectorEnv`."""
 
     batch_class = NodesBatch
 
 
 class SB3NodesEnv(SB3ClusterEnv):
-    """B of them as stable-baselines3 wants them."""
+    """B environments with rented nodes for stable-baselines3."""
 
     batch_class = NodesBatch

@@ -1,4 +1,4 @@
-"""Observations: what the agent sees of a cluster, normalised by fixed constants.
+"""Observations: a cluster in numbers that are normalised by fixed constants.
 
 One compiled encoder serves the single environment, the batch of simulators and the trained agent.
 """
@@ -26,21 +26,21 @@ from rlpto.io.compiled import kernel, njit
 from rlpto.policies.bonus_network import LONGEST_H, hours_to_finish, sum_shorter
 
 VERSION = 2
-"""Version of what observations mean; a checkpoint of another one cannot be used."""
+"""Version of the meaning of observations. Checkpoints of another version cannot be used."""
 LIMIT = 10.0
-"""Entries are cut to [-LIMIT, LIMIT]: no value of a strange workload can upset a network."""
+"""Entries are cut to [-LIMIT, LIMIT], which protects a network from the values of unusual workloads."""
 
 FORECAST_FEATURES = 3 * len(PRIORITY_CLASSES)
 """Entries of `forecast` for each interval ahead: mean, low and high, by class."""
 
 
 class Observation(NamedTuple):
-    """What the agent sees. J: jobs at most that can be seen; float32 throughout.
+    """One observation. J: largest number of visible jobs. All arrays are float32.
 
-    jobs: [J, JOB_FEATURES], one row a job in queue order, zeros where there is none: see
-        `rlpto.envs.features.JOB_TABLE`.
-    mask: [J], 1 where there is a job.
-    cluster: [CLUSTER_FEATURES]: see `rlpto.envs.features.CLUSTER_TABLE`.
+    jobs: [J, JOB_FEATURES], one row for each job in queue order, then zeros. `rlpto.envs.features.JOB_TABLE` explains
+        the columns.
+    mask: [J], 1 for the rows with a job.
+    cluster: [CLUSTER_FEATURES], explained in `rlpto.envs.features.CLUSTER_TABLE`.
     forecast: [H x FORECAST_FEATURES], log(1 + jobs) / 3 for mean, low and high, by class, of each
         interval ahead; zeros without a forecast.
     """
@@ -77,7 +77,7 @@ def observe(state: ClusterState, held: int, max_jobs: int, horizon: int) -> Obse
 
 
 def forecast_features(forecast: Forecast, horizon: int) -> NDArray[np.float32]:
-    """[horizon x FORECAST_FEATURES] of a forecast; intervals it does not reach are zeros."""
+    """[horizon x FORECAST_FEATURES] of a forecast, with zeros for intervals that it does not cover."""
     parts = np.stack([forecast.mean, forecast.low, forecast.high], axis=1)[:horizon]
     features = np.zeros((horizon, parts.shape[1] * parts.shape[2]), dtype=np.float32)
     features[: len(parts)] = np.minimum(np.log1p(parts) / 3.0, LIMIT).reshape(len(parts), -1)
@@ -86,7 +86,7 @@ def forecast_features(forecast: Forecast, horizon: int) -> NDArray[np.float32]:
 
 @kernel()
 def _cut(row: NDArray[np.float32]) -> None:
-    """Bring values within the limits, and 0 in place of NaN."""
+    """Cut values to the limits, and replace NaN by 0."""
     for i in range(len(row)):
         value = row[i]
         row[i] = min(max(value, -LIMIT), LIMIT) if value == value else 0.0
@@ -105,7 +105,7 @@ def encode(
 ) -> None:
     """Fill `jobs`, `mask` and `cluster` of an observation without leading axis.
 
-    view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.core.job_table.JobTable`.
+    view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] work per second by GPUs.
     """
     among = np.zeros((4, len(view)))
     soonest = _fill_hours(view, speed, among)
@@ -115,7 +115,7 @@ def encode(
 
 @kernel(error_model="numpy")
 def _fill_hours(view: AnyArray, speed: FloatArray, among: FloatArray) -> float:
-    """Fill among [4, n] with hours left on one GPU, and at last until jobs finish; returns the fewest of these."""
+    """Fill rows 0 and 3 of among [4, n]: hours left on one GPU, and to finish. Returns the fewest hours to finish."""
     soonest = LONGEST_H
     for i in range(len(view)):
         among[0, i], among[3, i] = hours_left(view[i], speed[i]), hours_to_finish(view[i], speed[i])
@@ -136,9 +136,9 @@ def _fill(
     soonest: float,
     out: Observation,
 ) -> None:
-    """`encode`.
+    """Fill the observation for `encode`.
 
-    among: [4, n] hours left on one GPU, jobs that have less left, the hours of these, and hours until the job finishes.
+    among: [4, n] hours left on one GPU, number of jobs with fewer hours left, hours of these jobs, and hours to finish.
     """
     count, visible = len(view), len(out.mask)
     out.jobs[min(count, visible) :] = 0.0

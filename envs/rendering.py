@@ -1,4 +1,4 @@
-"""A cluster as text and as a picture: what `render` of the environments returns."""
+"""A cluster as text and as a picture: the results of `render` of the environments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlpto.core.rewards import HOUR
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 
 METADATA: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}
-"""What environments say of their render modes: text, and pictures [HEIGHT, WIDTH, 3] uint8."""
+"""Gymnasium metadata of the render modes: text, and pictures [HEIGHT, WIDTH, 3] uint8."""
 WIDTH, HEIGHT = 640, 360
-"""Pixels of a picture; even numbers, which video codecs want."""
+"""Pixels of a picture. Video codecs need even numbers."""
 _MARGIN, _TOP, _NODES, _ROW, _NAME = 8, 28, 400, 12, 92
 _WHITE, _INK, _FREE, _DOWN = (255, 255, 255), (40, 40, 40), (225, 225, 225), (110, 110, 110)
 _JOBS = [tuple(int(255 * part) for part in colorsys.hsv_to_rgb(0.618 * i % 1, 0.6, 0.9)) for i in range(34)]
@@ -42,7 +42,7 @@ class Scene(NamedTuple):
     offered: IntArray
 
     def headline(self, workload: str, reward: float) -> str:
-        """A line about the cluster. reward: of the episode so far."""
+        """A line about the cluster. reward: reward of the episode so far."""
         held, up = int(self.view["gpus"].sum()), int(self.offered.sum())
         down, waiting = int(self.sizes.sum()) - up, int(np.count_nonzero(self.view["gpus"] == 0))
         gpus = f"{held} of {up} GPUs held" + (f", {down} down" if down else "")
@@ -50,7 +50,7 @@ class Scene(NamedTuple):
         return "  ·  ".join([workload, f"{self.time / HOUR:.2f} h", gpus, jobs, f"reward {reward:+.2f}"])
 
     def text(self, workload: str, reward: float) -> str:
-        """The headline and a table of the active jobs. Hours left: with the GPUs held, or else those requested."""
+        """The headline and a table of the active jobs. Hours left assume the GPUs held, or else the requested GPUs."""
         view = self.view
         count = np.where(view["gpus"] > 0, view["gpus"], np.minimum(view["requested_gpus"], self.speed.shape[1] - 1))
         table = pd.DataFrame(
@@ -69,8 +69,8 @@ class Scene(NamedTuple):
     def picture(self, workload: str, reward: float) -> NDArray[np.uint8]:
         """A picture [HEIGHT, WIDTH, 3]: GPUs on the left, jobs in queue order on the right.
 
-        A square is a GPU in the colour of its job, grey if free, dark if down. A bar is a job's GPUs, its outline the
-        requested ones.
+        A square is a GPU in the colour of its job, grey if free, dark if down. A bar shows a job's GPUs, its outline
+        the requested GPUs.
         """
         image = Image.new("RGB", (WIDTH, HEIGHT), _WHITE)
         draw = ImageDraw.Draw(image)
@@ -92,7 +92,7 @@ class Scene(NamedTuple):
         return np.asarray(image)
 
     def _nodes(self, height: int, width: int) -> NDArray[np.uint8]:
-        """[height, width, 3] every node as a row of GPUs, in as many columns as make the squares large."""
+        """[height, width, 3] every node as a row of GPUs, in the number of columns that makes the squares largest."""
         count, most = len(self.sizes), int(self.sizes.max(initial=1))
         columns = min(max(round((count * width / height / (most + 1)) ** 0.5), 1), count)
         rows = -(-count // columns)
@@ -116,7 +116,7 @@ class Scene(NamedTuple):
 
 
 def check_render_mode(mode: str | None) -> str | None:
-    """The mode itself. Raises ValueError if there is none of that name."""
+    """Return the mode. Raises ValueError for an unknown mode."""
     if mode not in (None, *METADATA["render_modes"]):
         raise ValueError(f"render_mode {mode}: expected {', '.join(METADATA['render_modes'])} or None")
     return mode

@@ -1,4 +1,4 @@
-"""A batch of environments as stable-baselines3 wants it: in this process, without subprocesses."""
+"""A batch of environments for stable-baselines3, in this process, without subprocesses."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Indices = int | Iterable[int] | None
 
 
 class SB3ClusterEnv(VecEnv):
-    """B environments, the same as those of `rlpto.envs.vector.ClusterVectorEnv`; or one over an external cluster.
+    """B environments with the episodes of `rlpto.envs.vector.ClusterVectorEnv`, or one over an external cluster.
 
     When the episode of environment i is over, infos[i] holds: terminal_observation, TimeLimit.truncated, terms (sums of
     the reward's terms, by name), elapsed (simulated seconds), workload (its name) and episode (r: sum of rewards, l:
     steps, t: seconds since this object was made, terms and elapsed). Otherwise it is empty. All arrays that are
     returned are fresh.
 
-    setup, num_envs, seed: as those of `rlpto.envs.batch.EnvBatch`.
+    setup, num_envs, seed: arguments of `rlpto.envs.batch.EnvBatch`.
     """
 
     batch_class: ClassVar[type[EnvBatch]] = EnvBatch
@@ -45,11 +45,11 @@ class SB3ClusterEnv(VecEnv):
         return self.batch.reset()._asdict()
 
     def step_async(self, actions: AnyArray) -> None:
-        """Note the actions [B, ...]."""
+        """Keep the actions [B, ...] for `step_wait`."""
         self._actions = actions
 
     def step_wait(self) -> tuple[Observed, NDArray[np.float32], BoolArray, list[dict[str, Any]]]:
-        """Carry them out. Raises ValueError if they have another shape or are not finite."""
+        """Carry out the kept actions. Raises ValueError if they have another shape or are not finite."""
         steps = self.batch.step(self._actions)
         over, seen = steps.over, steps.observation
         infos = [self._summary(b, steps) if ended else {} for b, ended in enumerate(over.tolist())]
@@ -71,7 +71,7 @@ class SB3ClusterEnv(VecEnv):
         }
 
     def seed(self, seed: int | None = None) -> list[int | None]:
-        """Draw the next episodes from a seed; None: go on with the present one."""
+        """Draw the next episodes from a seed, or continue with the present one if it is None."""
         if seed is not None:
             self.batch.seed(seed)
         return [None if seed is None else seed + b for b in range(self.num_envs)]
@@ -80,7 +80,7 @@ class SB3ClusterEnv(VecEnv):
         """There is nothing to close."""
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """An attribute of this object, once for each environment: they share all there is."""
+        """An attribute of this object, once for each environment, since they share all attributes."""
         return self._each(getattr(self, attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
@@ -90,15 +90,15 @@ class SB3ClusterEnv(VecEnv):
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Indices = None, **options: Any) -> list[Any]:
-        """Call a method of this object, once; its answer is that of each environment."""
+        """Call a method of this object once, and return its answer for each environment."""
         return self._each(getattr(self, method_name)(*args, **options), indices)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
-        """False for each: a wrapper of single environments is around none of them."""
+        """False for each environment: none is wrapped on its own."""
         return self._each(isinstance(self, wrapper_class), indices)
 
     def _each(self, value: Any, indices: Indices) -> list[Any]:
-        """The value once for each of the environments that are asked for."""
+        """The value once for each of the requested environments."""
         if indices is None:
             return [value] * self.num_envs
         return [value for _ in ((indices,) if isinstance(indices, int) else indices)]

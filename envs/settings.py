@@ -11,15 +11,15 @@ from rlpto.io.settings import Settings
 
 
 class EpisodeSettings(Settings):
-    """What an episode is: a stretch of a window, entered while the cluster is already at work."""
+    """Episodes: each is a stretch of a window, entered while the cluster is already at work."""
 
     min_hours: float = Field(12.0, gt=0, le=10**6)
-    """Shortest episode; a window that is over sooner ends it."""
+    """Shortest episode [h]. An episode ends sooner if its window is over."""
     max_hours: float = Field(36.0, gt=0, le=10**6)
-    """Longest episode; the length is drawn evenly between the two, so that no policy can know the end."""
+    """Longest episode [h]. The length is drawn evenly between the two, hence no policy can know the end."""
     warm_start: float = Field(0.5, ge=0, le=1)
-    """An episode begins after a part of its window that is drawn evenly from 0 to this share of it, scheduled by
-    the heuristic that the agent starts from; 0: at the empty cluster."""
+    """Largest share of the window that the start heuristic schedules before the episode begins; the share is drawn
+    evenly from 0 to this. With 0, episodes begin at the empty cluster."""
 
     @model_validator(mode="after")
     def _ordered(self) -> EpisodeSettings:
@@ -32,19 +32,19 @@ class EnvSettings(Settings):
     """Observation, action and reward of the environment."""
 
     start: ConfigPath | None = None
-    """YAML file of the heuristic that the agent starts from: weights of the index, as `rlpto train` writes
-    them (agent.yaml); null: the two-parameter index. Action zero is this heuristic."""
+    """YAML file of the heuristic that the agent starts from: index weights, as `rlpto train` writes them
+    (agent.yaml). Action zero is this heuristic. Default (null): the two-parameter index."""
     max_jobs: int = Field(32, ge=1, le=10_000)
-    """Jobs an observation shows, the first in the queue; the others are summed up."""
+    """Number of jobs that an observation shows, from the head of the queue; the others are summed up."""
     horizon: int = Field(6, ge=1, le=1000)
-    """Intervals ahead that the forecast in an observation reaches."""
+    """Number of intervals ahead that the forecast in an observation covers."""
     hold: float = Field(0.0, ge=0)
-    """Seconds for which an action stands: decisions in between repeat it; 0: an action for every decision."""
+    """Seconds for which an action is valid: decisions in between repeat it. With 0, every decision takes an action."""
     baseline: Literal["none", "start_heuristic"] = "start_heuristic"
-    """start_heuristic: subtract from every reward what a baseline rollout, the start heuristic on the same window,
-    earns in the same time, which takes the workload's own ups and downs out of what is learned from; none: the plain
-    reward."""
+    """start_heuristic: subtract from every reward the reward of a baseline rollout, the start heuristic on the same
+    window in the same time, which removes the workload's own ups and downs from the training signal. none: use the
+    plain reward."""
     reward_scale: float = Field(1.0, ge=1e-9)
-    """The reward the agent learns from is divided by this; terms and results are not."""
+    """Divisor of the reward that the agent learns from. Terms and results are not divided."""
     episode: EpisodeSettings = EpisodeSettings()
-    """What an episode is."""
+    """Length and start of episodes."""

@@ -1,4 +1,4 @@
-"""How an agent of the environment decides for a cluster: look, act, steer the index."""
+"""How an agent of the environment decides for a cluster: observe, act, and set the index weights."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlpto.policies.index import steer
 
 
 class Steering:
-    """Decides in a cluster what the environment does with the same action.
+    """Makes the decisions in a cluster that the environment makes for the same actions.
 
-    name: of the policy, in errors.
+    name: name of the policy, for errors.
     act: gives the action [ACTION_FEATURES] for an observation.
-    settings, start: of the environment; start [S] are the weights of action zero.
-    action: the one that stands, empty before the first decision.
+    settings, start: settings of the environment, and its weights of action zero [S].
+    action: the valid action; empty before the first decision.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Steering:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the action that stands."""
+        """Forget the valid action."""
         self._until = -np.inf
         self.action: AnyArray = np.zeros(0)
 

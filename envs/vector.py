@@ -21,21 +21,21 @@ from rlpto.io.settings import LARGEST_SEED
 
 
 class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
-    """B environments in one process; they go through what as many `ClusterEnv` do, the first with the seed of a reset,
-    the next ones with the seeds that follow, as in gymnasium's `SyncVectorEnv`.
+    """B environments in one process. They produce the same episodes as B separate `ClusterEnv`, the first with the seed
+    of a reset, the next ones with the seeds that follow, as in gymnasium's `SyncVectorEnv`.
 
-    Observation and action spaces are those of `ClusterEnv`, with a leading axis [B]. `infos` holds, each with a mask
-    under the same name with an underscore: `terms` (accuracy, time, resources, rescale, [B] each: the reward's terms as
-    they are) and `elapsed` ([B] seconds that passed) of environments that stepped; `workload`, `began` and `length` of
-    those whose episodes begin.
+    Observation and action spaces have the form of `ClusterEnv`, with a leading axis [B]. Every entry of `infos` has a
+    mask, under its name with an underscore in front. Environments that stepped have `terms` (unscaled terms of the
+    reward by name, [B] each) and `elapsed` ([B] seconds that passed). Environments whose episodes begin have
+    `workload`, `began` and `length`.
 
-    setup: see `rlpto.envs.episodes.EnvSetup`.
+    setup: an `rlpto.envs.episodes.EnvSetup`.
     num_envs: B.
-    seed: of the episodes; reset(seed=) begins them again.
-    max_episode_steps: an episode is cut after that many steps; None: when its length is reached.
+    seed: seed of the episodes; reset(seed=) begins them again.
+    max_episode_steps: an episode is cut after this number of steps. Default: only its length cuts it.
     autoreset_mode: how the next episode begins, as in gymnasium. NEXT_STEP: in the next step, which ignores the action
-    and has reward 0. SAME_STEP: in the same step, and `infos` has `final_obs` (objects [B], dictionaries where there is
-    one) and `final_info`. DISABLED: the caller resets by `options={"reset_mask": mask}`, [B] booleans.
+    and has reward 0. SAME_STEP: in the same step, and `infos` has `final_obs` ([B] objects, a dictionary for each ended
+    episode) and `final_info`. DISABLED: the caller resets by `options={"reset_mask": mask}`, [B] booleans.
     render_mode: `ansi`, `rgb_array` or None.
     """
 
@@ -74,7 +74,7 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
     ) -> tuple[Observed, dict[str, Any]]:
         """Begin a new episode everywhere, or where `options["reset_mask"]` [B] is True.
 
-        seed: environment b draws its episodes by seed + b from now on; or a list [B], with None where no seed changes.
+        seed: environment b draws its episodes by seed + b from now on; or a list [B], with None for unchanged seeds.
         """
         mask = np.ones(self.num_envs, dtype=np.bool_)
         if options:
@@ -88,7 +88,7 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as gymnasium's own vector environments
-        """[B] seeds of the environments: those given, else those drawn."""
+        """[B] seeds of the environments, given or drawn."""
         return tuple(self._seeds)
 
     def render(self) -> tuple[str | NDArray[np.uint8], ...] | None:
@@ -109,7 +109,7 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
                 self.batch.rngs[b], self._seeds[b] = episode_rng(own), int(own)
 
     def _begin(self, mask: BoolArray) -> tuple[Observed, dict[str, Any]]:
-        """Begin the next episodes of the environments in a mask [B]; returns what is seen of all, and their infos."""
+        """Begin the next episodes of the environments in a mask [B]; returns all observations, and the infos."""
         seen, batch = self.batch.begin_next(np.flatnonzero(mask)), self.batch
         self._over[mask] = False
         begun = {"workload": np.array(batch.names, object), "began": batch.began.copy(), "length": batch.length.copy()}
@@ -118,8 +118,8 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
     def step(self, actions: AnyArray) -> tuple[Observed, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
         """Carry out actions [B, ...].
 
-        Raises ValueError if they have another shape or are not finite, and ResetNeeded if an episode is over that the
-        caller has to reset.
+        Raises ValueError if they have another shape or are not finite, and ResetNeeded if an episode is over and the
+        caller has to reset it.
         """
         again = self._over.copy()
         if again.any() and self._mode is AutoresetMode.DISABLED:
@@ -145,7 +145,7 @@ def step_info(steps: BatchSteps) -> dict[str, Any]:
 
 
 def masked(info: dict[str, Any], mask: BoolArray) -> dict[str, Any]:
-    """`info` with the mask of its environments for every entry, under its name with an underscore, at every depth."""
+    """Add to every entry, at every depth, the mask of its environments, under its name with an underscore in front."""
     found: dict[str, Any] = {}
     for name, value in info.items():
         found[name] = masked(value, mask) if isinstance(value, dict) else value

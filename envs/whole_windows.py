@@ -1,6 +1,6 @@
-"""Whole workloads under one steering vector: what trainings of agents try, and the baseline of rewards.
+"""Play whole workloads under one steering vector: the trials of a training, and the baseline of rewards.
 
-A steering vector has the weights of the index, and if wanted a network of bonuses after them
+A steering vector has the weights of the index, optionally followed by a network of bonuses
 (`rlpto.policies.bonus_network`).
 """
 
@@ -23,20 +23,21 @@ from rlpto.planning.planner import copy_of
 
 COSTS = [number for number, term in enumerate(TERMS) if term.name in ("time", "shortfall")]
 TIME_LIMIT_FACTOR = 3.0
-"""A candidate is stopped after this multiple of the start heuristic's time: some rescale jobs for ever."""
+"""A candidate is stopped after this multiple of the start heuristic's time: some candidates rescale jobs for ever."""
 LARGEST_LOSS = 1.0
-"""Of a window; also that of one whose jobs a candidate leaves unfinished."""
+"""Largest loss of a window, and the loss of a window whose jobs a candidate leaves unfinished."""
 
 TRACED = 4096
-"""Decisions that are noted in one call of compiled code."""
+"""Decisions that one call of compiled code records."""
 UNOBSERVED = empty_observation(0, 0, 0)
-"""Nothing is observed."""
+"""Passed as observation to compiled code that shall observe nothing."""
 
 
 class BaselineRollout(NamedTuple):
     """The reward of the start heuristic in each workload, which it plays once.
 
-    time [s], total: [W, L] at its decisions. decisions: [W], 0 where it has not played yet.
+    time, total: [W, L] time [s] and reward so far at each decision. decisions: [W] number of decisions, 0 for a
+    workload that has not been played yet.
     """
 
     time: FloatArray
@@ -45,11 +46,11 @@ class BaselineRollout(NamedTuple):
 
 
 NO_BASELINE = BaselineRollout(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dtype=np.int64))
-"""No baseline is subtracted."""
+"""Baseline that subtracts nothing."""
 
 
 class Baseline:
-    """The baseline rollouts of a setup; a workload is played when it is first asked for."""
+    """The baseline rollouts of a setup. A workload is played when it is first needed."""
 
     def __init__(self, setup: EnvSetup) -> None:
         self._batch, self._weights = setup.compiled(), np.atleast_2d(setup.start)
@@ -57,7 +58,7 @@ class Baseline:
         self._rollout = BaselineRollout(np.zeros((count, 0)), np.zeros((count, 0)), np.zeros(count, dtype=np.int64))
 
     def rollout(self, workloads: IntArray) -> BaselineRollout:
-        """The rollouts, those of `workloads` played."""
+        """Return the rollouts, after playing any of `workloads` that has not been played."""
         time, total, decisions = self._rollout
         missing = decisions[workloads] == 0
         if not missing.any():
@@ -74,7 +75,7 @@ class Baseline:
 
 @lru_cache(maxsize=4)
 def baseline_of(setup: EnvSetup) -> Baseline:
-    """The baseline rollouts of a setup; further environments of it share them."""
+    """The baseline rollouts of a setup, shared by all environments of this setup."""
     return Baseline(setup)
 
 
@@ -88,9 +89,9 @@ def above_baseline(
     parts: FloatArray,
     reward: FloatArray,
 ) -> None:
-    """Fill reward [B]: sums of parts [B, 4], minus the reward of the baseline rollout from start [B] to end [B].
+    """Fill reward [B]: sums of parts [B, PARTS], minus the reward of the baseline rollout from start [B] to end [B].
 
-    Where the episode has ended, all the rollout still earns is subtracted at once.
+    If an episode has ended, all that its rollout still earns is subtracted at once.
     """
     for b in range(len(parts)):
         reward[b] = 0.0
@@ -106,7 +107,7 @@ def _earned(baseline: BaselineRollout, workload: int, time: float) -> float:
     """Reward of the baseline rollout up to `time`, linear between its decisions."""
     times, totals, at = baseline.time[workload], baseline.total[workload], 0
     above = baseline.decisions[workload]
-    while at < above:  # the first decision that is not before it
+    while at < above:  # the first decision that is not before `time`
         middle = (at + above) // 2
         if times[middle] < time:
             at = middle + 1
@@ -123,7 +124,7 @@ def _earned(baseline: BaselineRollout, workload: int, time: float) -> float:
 def _play(batch: CompiledBatch, workload: int, weights: FloatArray) -> FloatArray:
     """Run a whole workload in the first cluster with constant index weights [1, STEERING_FEATURES].
 
-    Returns [L, 2] time [s] at its L decisions, and the reward up to then.
+    Returns [L, 2] the time [s] of each of L decisions, and the reward up to then.
     """
     parts, trace = np.zeros((1, PARTS)), np.empty((TRACED, 2))
     over = run_clusters(batch, 0, workload, weights, np.array([-np.inf]), parts, UNOBSERVED, NO_TRACE)
@@ -138,9 +139,9 @@ def _play(batch: CompiledBatch, workload: int, weights: FloatArray) -> FloatArra
 
 
 class WindowPool:
-    """Windows of a setup, and what its start heuristic earns on each, which is computed when first asked for.
+    """Windows of a setup, with the start heuristic's result on each, which is computed when first needed.
 
-    interval: seconds between regular decisions; None: those of the setup.
+    interval: seconds between regular decisions. Default: the interval of the setup. threads: default is one per core.
     """
 
     def __init__(self, setup: EnvSetup, interval: float | None = None, threads: int = 0) -> None:
@@ -158,13 +159,13 @@ class WindowPool:
         return len(self.groups)
 
     def losses(self, candidates: FloatArray, windows: IntArray) -> FloatArray:
-        """[n] losses of candidates [n, S] on windows number [n]: reward lost against the start heuristic, relative to
-        what time and shortfall cost that; where time alone is rewarded, the relative change of the mean JCT. At most
-        LARGEST_LOSS, either way."""
+        """[n] losses of candidates [n, S] on windows number [n]: reward lost against the start heuristic, divided by
+        the start heuristic's cost of time and shortfall. If time alone is rewarded, this is the relative change of the
+        mean JCT. Losses are cut to [-LARGEST_LOSS, LARGEST_LOSS]."""
         return self.compare(candidates, windows)[0]
 
     def compare(self, candidates: FloatArray, windows: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return `losses`, and [n] reward above the start heuristic's, NaN where jobs are left."""
+        """Return `losses`, and the reward above the start heuristic's [n], which is NaN if jobs are unfinished."""
         new = np.unique(windows[np.isnan(self._base[windows, 0])])
         self._base[new], self._ends[new] = self.play(np.repeat(self._start, len(new), axis=0), new)
         base, ends = self._base[windows], self._ends[windows]
@@ -176,9 +177,9 @@ class WindowPool:
     def play(
         self, candidates: FloatArray, windows: IntArray, limits: FloatArray | float = np.inf
     ) -> tuple[FloatArray, FloatArray]:
-        """[n, PARTS] terms of the reward, NaN where jobs are left, and [n] end [s] of candidates on windows [n].
+        """Play windows [n] with candidates [n, S]. Returns the terms of the reward [n, PARTS] and the end [n] s.
 
-        limits: [n] s after which a window is left."""
+        Terms are NaN for windows with unfinished jobs. limits: [n] s after which a window is stopped."""
         found, ends = np.zeros((len(windows), PARTS)), np.zeros(len(windows))
         jobs, rows = iter(range(len(windows))), np.minimum(np.broadcast_to(limits, len(windows)), self._limit)
 
@@ -197,7 +198,7 @@ class WindowPool:
 
 
 def _own_copy(batch: CompiledBatch) -> CompiledBatch:
-    """The same, for another thread."""
+    """Copy a batch for another thread."""
     loop = copy_of(batch.loop)
     return batch._replace(loop=loop._replace(world=loop.world._replace(rules=loop.world.rules.copy())))
 
@@ -207,7 +208,8 @@ def play_window(
 ) -> bool:
     """Let a steering vector [1, S] schedule a whole workload in the first cluster, until `limit` s at most.
 
-    Fills parts [PARTS] with the terms of the reward until then, and end [1] with the time [s]. False if jobs are left.
+    Fills parts [PARTS] with the terms of the reward until then, and end [1] with the time [s]. Returns False if jobs
+    are unfinished.
     """
     limits, cluster = batch.world.rules["limit"], batch.world.clusters[0]
     before, limits[0] = limits[0], limit
