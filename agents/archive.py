@@ -1,6 +1,6 @@
 """The file of a checkpoint or an exported agent: a zip of one JSON manifest and NumPy arrays.
 
-Nothing in it is ever unpickled, so an untrusted file can do no harm, and torch is not needed to look at one.
+Nothing in it is ever unpickled, so an untrusted file can do no harm, and torch is not needed to inspect one.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from rlpto.io.reading import check_finite, one_line, parse_json, read_arrays, re
 from rlpto.policies.index_weights import LARGEST_WEIGHT, steering_vector
 
 CHECKPOINT = "rlpto checkpoint 1"
-"""Format of a checkpoint: an agent, and all that its training needs to go on."""
+"""Format of a checkpoint: an agent, and the state of its training."""
 AGENT = "rlpto agent 1"
 """Format of an exported agent."""
 KINDS = (CHECKPOINT, AGENT)
 MANIFEST = "manifest.json"
 ARRAYS = "arrays/"
 STEERING, STEERING_START = "steering/agent", "steering/start"
-"""Arrays of an agent that is a steering vector: its numbers, and those that its training started from."""
+"""Arrays of an agent that is a steering vector: its numbers, and the start of its training."""
 NOT_TRAINED = "start, not trained"
-"""Said of an agent that acts as the heuristic it starts from, in every state."""
+"""State of an agent that acts exactly as the heuristic it starts from."""
 TRAINED = "trained"
 
 
 @dataclass(frozen=True)
 class Archive:
-    """What a file holds. manifest: plain data. arrays: by name, of numbers or of records."""
+    """Contents of a file. manifest: plain data. arrays: numbers or records, by name."""
 
     manifest: dict[str, Any]
     arrays: dict[str, AnyArray]
@@ -49,18 +49,18 @@ class Archive:
 
     @property
     def state(self) -> str:
-        """See `state_of`."""
+        """TRAINED or NOT_TRAINED, for its arrays."""
         return state_of(self.arrays)
 
     @property
     def deciding(self) -> tuple[object, ...]:
-        """What its decisions come from: the same for a checkpoint and what is exported from it."""
+        """Everything that its decisions depend on: equal for a checkpoint and an agent exported from it."""
         numbers = {key: array.tobytes() for key, array in self.arrays.items() if key.startswith((STEERING, "policy/"))}
         return numbers, self.manifest.get("env"), self.manifest.get("start")
 
 
 def state_of(arrays: Mapping[str, AnyArray]) -> str:
-    """TRAINED, or NOT_TRAINED where the network's last layer is all zeros, or a steering vector is its start."""
+    """NOT_TRAINED if the network's last layer is all zeros, or the steering vector equals its start; else TRAINED."""
     if STEERING in arrays:
         return NOT_TRAINED if np.array_equal(arrays[STEERING], arrays.get(STEERING_START, ())) else TRAINED
     head = [array for name, array in arrays.items() if name.startswith("policy/action_net.")]
@@ -68,7 +68,7 @@ def state_of(arrays: Mapping[str, AnyArray]) -> str:
 
 
 def write_archive(path: Path, manifest: Mapping[str, Any], arrays: Mapping[str, AnyArray], what: str) -> None:
-    """Write a file, whole or not at all. what: named in the message of the CheckpointError if that is not possible."""
+    """Write a file, whole or not at all. Raises CheckpointError, whose message calls the file `what`, if it cannot."""
     with (
         whole_file(path, what) as unfinished,
         zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file,
@@ -82,9 +82,9 @@ def write_archive(path: Path, manifest: Mapping[str, Any], arrays: Mapping[str, 
 
 
 def read_archive(path: Path, kinds: tuple[str, ...]) -> Archive:
-    """Read a file whose manifest says under `format` that it is one of `kinds`.
+    """Read a file whose manifest has one of the formats `kinds` under `format`.
 
-    Raises CheckpointError if there is none, it is truncated or damaged, too large, or of another kind.
+    Raises CheckpointError if there is none, or it is truncated, damaged, too large, or of another format.
     """
     expected = " or ".join(kinds)
     manifest = parse_json(read_entry(path, MANIFEST, expected, CheckpointError), path, expected, CheckpointError)
@@ -95,7 +95,7 @@ def read_archive(path: Path, kinds: tuple[str, ...]) -> Archive:
 
 
 def check_meaning(path: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise CheckpointError, naming it, if the file's numbers mean something else than `here`."""
+    """Raise CheckpointError, naming the difference, if the file's numbers have another meaning than `here`."""
     there = manifest.get("meaning")
     if not isinstance(there, dict):
         raise CheckpointError(f"{path}: its manifest lacks meaning, expected a file of RLPTO {__version__}")
@@ -108,8 +108,8 @@ def check_meaning(path: Path, manifest: Mapping[str, Any], here: Mapping[str, An
 
 
 def steering_of(archive: Archive, path: Path) -> FloatArray:
-    """The steering vector [S] of an agent's file, also of an earlier version. Raises CheckpointError if it cannot be
-    used."""
+    """The steering vector [S] of an agent's file, also of an earlier version of RLPTO. Raises CheckpointError if it
+    cannot be used."""
     numbers, meaning = archive.arrays[STEERING], archive.manifest.get("meaning")
     check_finite({STEERING: numbers}, f"{path}: arrays", LARGEST_WEIGHT, CheckpointError)
     if numbers.ndim != 1 or not isinstance(meaning, dict):

@@ -1,4 +1,4 @@
-"""The model card of an exported agent: Markdown that says what the file's manifest says, in the form of model hubs."""
+"""The model card of an exported agent: the file's manifest as Markdown, in the form of model hubs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlpto.io.markdown import markdown_table
 from rlpto.policies.index_weights import VECTOR_SIZES
 
 _START = "---\nlibrary_name: rlpto\n"
-"""How a card begins."""
+"""Beginning of every card."""
 CURVE = ("gain", "reward_per_job", "reward", "jct_mean", "jct_p95")
-"""Figures of an evaluation that the validation curve shows, where there are any."""
+"""Figures of an evaluation that the validation curve shows, if present."""
 _TEXT = """tags:
 - reinforcement-learning
 - scheduling
@@ -39,7 +39,7 @@ rlpto evaluate quickstart --policies agent:file=agent.zip,fifo
 
 
 def card_of(file: Path, scores: Sequence[str] = ()) -> str:
-    """The card of an exported agent; what its manifest lacks is left out. scores: lines on what it scores.
+    """The card of an exported agent; entries missing from its manifest are omitted. scores: lines on its scores.
 
     Raises CheckpointError if the file is no exported agent.
     """
@@ -58,7 +58,7 @@ def card_of(file: Path, scores: Sequence[str] = ()) -> str:
 
 
 def check_target(path: Path) -> None:
-    """Raise ConfigError if a card cannot be written to a path: something else is there."""
+    """Raise ConfigError if a path cannot take a card because something else exists there."""
     start = ""
     if path.is_file():
         with path.open(encoding="utf-8", errors="replace") as there:
@@ -68,7 +68,7 @@ def check_target(path: Path) -> None:
 
 
 def _kind(agent: Archive) -> str:
-    """What an agent is, and whether it is more than its start."""
+    """A description of an agent, which says so if it is not trained."""
     kind = "It is a network that sets the weights of a greedy index for every state."
     if STEERING in agent.arrays:
         size = len(agent.arrays[STEERING])
@@ -78,7 +78,7 @@ def _kind(agent: Archive) -> str:
 
 
 def _origin(agent: Archive) -> dict[str, object]:
-    """What is said of the training; None where it is not."""
+    """Facts about the training by name; None for missing ones."""
     said, best, windows = agent.manifest, agent.manifest.get("best"), STEERING in agent.arrays
     config = ("provenance", "config")
     if isinstance(best, float):
@@ -100,7 +100,7 @@ def _origin(agent: Archive) -> dict[str, object]:
 
 
 def _at(data: object, *keys: str) -> object:
-    """What stands in nested data, None where it is not there."""
+    """The value under these keys in nested data, or None."""
     for key in keys:
         data = data.get(key) if isinstance(data, dict) else None
     return data

@@ -1,4 +1,4 @@
-"""Checkpoints: a training that goes on from one is bit for bit the training that was never interrupted."""
+"""Checkpoints: a training resumed from one is bit for bit the training that was never interrupted."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from rlpto.agents.trained import agent_of, load_weights, meaning, weight_arrays
 from rlpto.io.errors import CheckpointError
 
 LARGEST_EXPORT_BYTES = 2_000_000
-"""Bytes an exported agent has at most."""
+"""Largest size of an exported agent [bytes]."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which training a checkpoint belongs to.
+    """Identifies the training of a checkpoint.
 
-    digest: of all settings and files that decide how it comes out. seed: of the training.
-    provenance: what a reader of an exported agent wants to know of where it is from.
+    digest: digest of all settings and files that determine the result. seed: seed of the training.
+    provenance: origin of the agent, for readers of an exported agent.
     """
 
     digest: str
@@ -50,10 +50,10 @@ def save_checkpoint(
     agent: Mapping[str, Any],
     notes: Mapping[str, Any],
 ) -> None:
-    """Write all that training needs to go on. Only between an update and the next rollout.
+    """Write the complete state of a training. Valid only between an update and the next rollout.
 
-    agent: what must be known of it to use its weights. notes: of the training. Raises CheckpointError if that is not
-    possible; what stood at `path` is then unchanged.
+    agent: entries of the manifest that are needed to use the agent's weights. notes: entries on the training. Raises
+    CheckpointError if the file cannot be written; an earlier file at `path` is then unchanged.
     """
     env_state, weights = model.env.batch.state(), weight_arrays(model.policy)
     optimizer = model.policy.optimizer.state_dict()
@@ -81,9 +81,9 @@ def save_checkpoint(
 
 
 def read_checkpoint(path: Path, identity: Identity, here: Mapping[str, Any] | None = None) -> Archive:
-    """A checkpoint of the training `identity`. here: what its numbers mean; None: those of a network of decisions.
+    """Read a checkpoint of the training `identity`. here: meaning of its numbers. Default: `trained.meaning`.
 
-    Raises CheckpointError, saying why, if it is damaged, of another version, or of another training.
+    Raises CheckpointError, with the reason, if it is damaged, of another version, or of another training.
     """
     archive = read_archive(path, (CHECKPOINT,))
     manifest = archive.manifest
@@ -104,9 +104,9 @@ def read_checkpoint(path: Path, identity: Identity, here: Mapping[str, Any] | No
 
 
 def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
-    """Put a new learner of the same training where the checkpoint was made, random numbers included.
+    """Put a new learner of the same training into the state of a checkpoint, random numbers included.
 
-    An environment over an external cluster begins a new episode. Raises CheckpointError if the file lacks something.
+    An environment over an external cluster begins a new episode. Raises CheckpointError if the file is incomplete.
     """
     load_weights(model.policy, archive, path)
     try:
@@ -118,7 +118,7 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
         environments = archive.group("environments") | {"rngs": states["environments"]}
         observation = model.env.batch.restore(environments)._asdict()
         if not all({"terms", "elapsed"} <= episode.keys() for episode in learner["episodes"]):
-            raise KeyError("terms of episodes")  # now, not once figures are made of them after an update
+                raise KeyError("terms of episodes")  # now, rather than after an update when figures are computed
         model.go_on(int(learner["updates"]), learner["episodes"], observation)
         numpy_name, *numpy_rest = states["numpy"]
         np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))
@@ -131,7 +131,7 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
 
 
 def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
-    """Write the agent of a checkpoint to a file of its own, without what only training needs.
+    """Write the agent of a checkpoint to a file of its own, without the state of the training.
 
     Returns its size in bytes, and whether it is trained (`rlpto.agents.archive.Archive.state`). Raises CheckpointError
     if the checkpoint cannot be used, or the agent is too large.
@@ -140,7 +140,7 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     refuse: Callable[[Archive, Path], object] = steering_of if STEERING in archive.arrays else agent_of
     if NODES in archive.manifest:
         refuse = nodes_agent_of
-    refuse(archive, checkpoint)  # what could not be used later
+    refuse(archive, checkpoint)  # a file that could not be used later
     known = "rlpto meaning env network start seed steps best history digest provenance"
     kept = (*known.split(), NODES)
     manifest = {

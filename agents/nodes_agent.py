@@ -1,4 +1,4 @@
-"""The trained agent that says how many nodes to rent, as a provisioner. Imports torch only when an agent is made."""
+"""The trained agent that sets the number of rented nodes, as a provisioner. Imports torch only when an agent is made."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from rlpto.agents.ppo import FromStart
 
 NODES = "nodes"
-"""Entry of the manifest of such an agent: for which nodes it was trained."""
+"""Entry of such an agent's manifest: the nodes that it was trained for."""
 
 
 def nodes_meaning() -> dict[str, Any]:
-    """What numbers that go into and come out of the network mean, in this version of RLPTO."""
+    """Meaning of the numbers that go into and come out of the network, in this version of RLPTO."""
     return {"node_features": [feature.name for feature in FEATURES]}
 
 
 def nodes_manifest(setup: NodesSetup, settings: AgentSettings) -> dict[str, Any]:
-    """What must be known of an agent to use its weights."""
+    """Entries of the manifest that are needed to use an agent's weights."""
     groups = NodeGroups(setup.shape)
     return {
         "rlpto": __version__,
@@ -52,7 +52,7 @@ def nodes_manifest(setup: NodesSetup, settings: AgentSettings) -> dict[str, Any]
 
 
 class NodesNetwork:
-    """A network that acts on features."""
+    """A network whose actions depend on features of rented nodes."""
 
     def __init__(self, network: FromStart) -> None:
         self._network = network
@@ -73,7 +73,7 @@ class NodesNetwork:
 
 
 class TrainedNodes:
-    """An agent that can act. heuristic: what action zero is. gpus, boot: of the nodes that it was trained for, [G]."""
+    """An agent that can act. heuristic: provisioner of action zero. gpus, boot: [G] of the nodes of its training."""
 
     name = "agent"
 
@@ -82,7 +82,7 @@ class TrainedNodes:
         self.forecasts = needs_forecast(heuristic)
 
     def __call__(self, state: NodesState) -> FloatArray:
-        """[R] GPUs. Raises PolicyError for nodes of another kind."""
+        """[R] GPUs. Raises PolicyError for nodes whose GPUs or boot times differ from the agent's."""
         for name, own, there in (("GPUs", self._gpus, state.size), ("s of boot time", self._boot, state.boot)):
             if len(there) % len(own) or (np.resize(own, len(there)) != there).any():
                 wanted, got = (", ".join(f"{value:g}" for value in values) for values in (own, there))
@@ -99,7 +99,7 @@ def trained_nodes(setup: NodesSetup, network: FromStart) -> TrainedNodes:
 
 
 def nodes_agent_of(archive: Archive, path: Path) -> TrainedNodes:
-    """The agent of a file that has been read. Raises CheckpointError if it is none, or cannot be used."""
+    """The agent in a file's contents. Raises CheckpointError if there is none, or it cannot be used."""
     from gymnasium import spaces
 
     from rlpto.agents.ppo import NodesPolicy
@@ -143,7 +143,7 @@ class NodesAgent:
 
 
 class PretrainedNodes(NodesAgent):
-    """One that comes with RLPTO."""
+    """An agent for rented nodes that comes with RLPTO."""
 
     name = "pretrained"
     summary = "trained agent of rlpto/Nodes-v1 that comes with RLPTO, as in pretrained:NAME"

@@ -33,10 +33,10 @@ class AgentOptions(Settings):
     file: Path | None = None
     """Exported agent or checkpoint."""
     run: Path | None = None
-    """Instead: folder that `rlpto train` has written; its best checkpoint, or else its last, is used."""
+    """Folder that `rlpto train` has written, instead of `file`. Its best checkpoint, or else its last, is used."""
 
     def checkpoint(self) -> Path:
-        """The file to use. Raises ConfigError if none is named, or two, or the run has no checkpoint."""
+        """The file to use. Raises ConfigError if none or both are named, or the run has no checkpoint."""
         if self.file is not None and self.run is None:
             return self.file
         if self.run is not None and self.file is None:
@@ -48,15 +48,15 @@ class PretrainedOptions(Settings):
     """Options of `pretrained`."""
 
     agent: str
-    """Which one: a file in configs/pretrained/, without its ending."""
+    """Name of the agent: a file in configs/pretrained/, without its ending."""
 
     def checkpoint(self) -> Path:
-        """The file to use. Raises ConfigError if there is none of that name."""
+        """The file to use. Raises ConfigError if no agent has this name."""
         return pretrained_file(self.agent)
 
 
 class Agent:
-    """A steering vector that decides like the index; or, where a network steers it by state, what that says last."""
+    """A trained agent: an index with a fixed steering vector, or one whose weights a network sets by state."""
 
     summary = "trained agent that steers the index, elastic"
     source = "this project; learnt from whole windows by evolution, or by PPO (Schulman et al. 2017)"
@@ -66,7 +66,7 @@ class Agent:
     def __init__(
         self, options: AgentOptions | PretrainedOptions | None = None, trained: TrainedAgent | None = None
     ) -> None:
-        """trained: used instead of what `options` name."""
+        """trained: agent to use instead of the file in `options`."""
         self.name = "agent"
         self.options = options or AgentOptions()
         self._steering: Steering | None = None
@@ -85,18 +85,18 @@ class Agent:
 
     @property
     def steering(self) -> dict[str, float]:
-        """The action that stands, in steps of each steering weight; empty before the first decision."""
+        """The valid action, in steps of each index weight; empty before the first decision."""
         action = np.zeros(0) if self._steering is None else self._steering.action
         return dict(zip(STEERING_FEATURES, map(float, action.reshape(-1)), strict=False))
 
     def reset(self, seed: int) -> None:
-        """Forget the action that stands; nothing is random."""
+        """Forget the valid action. Nothing is random."""
         del seed
         if self._steering is not None:
             self._steering.reset()
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Look, act, and say what that means in GPUs. Raises PolicyError on a cluster that has none."""
+        """Return the GPUs of every job. Raises PolicyError on a cluster without GPUs."""
         if state.gpus_per_node < 1:
             raise PolicyError(f"policy {self.name}: the cluster has no GPUs, expected nodes with at least one")
         if self._steering is not None:
@@ -106,7 +106,7 @@ class Agent:
 
 
 def act_alone(trained: TrainedAgent) -> Callable[[Observation], AnyArray]:
-    """The best action of an agent for a single observation."""
+    """Return a function that gives the agent's best action for a single observation."""
     return lambda seen: trained.act(Observation(*(part[None] for part in seen)))[0]
 
 
@@ -119,9 +119,9 @@ class Pretrained(Agent):
 
 
 def shown_label(spec: str) -> str:
-    """What the policy of a spec is called in tables: its label, which says so where an agent is not trained.
+    """The label of a policy in tables, which says so if the policy is an agent that is not trained.
 
-    An agent whose file is gone or cannot be read any more keeps its plain label.
+    An agent whose file is gone or can no longer be read keeps its plain label.
     """
     parsed = parse_spec(spec)
     return f"{parsed.label} ({NOT_TRAINED})" if any(map(_not_trained, parsed.singles)) else parsed.label
@@ -149,7 +149,7 @@ def run_file(run: Path) -> Path:
 
 
 def pretrained_file(name: str) -> Path:
-    """The file of an agent that comes with RLPTO. Raises ConfigError if there is none of that name."""
+    """The file of an agent that comes with RLPTO. Raises ConfigError if no agent has this name."""
     path = example_config(f"pretrained/{name}.zip")
     if path is None:
         names = [Path(known).name for known in example_names("pretrained", ".zip")]

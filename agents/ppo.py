@@ -1,13 +1,13 @@
 """PPO that discounts per unit of time, since decisions are due at events, and its network over the set of jobs.
 
-Jobs are a set, so the same weights serve any number of them in any order. Source: sets by a shared embedding and
+Jobs are a set: the same weights serve any number of them in any order. Source: sets by a shared embedding and
 pooling, Zaheer et al., "Deep Sets" (arXiv:1703.06114); SiLU, which costs a sixth of tanh on CPUs.
 
     jobs --embed--> mean and largest over jobs --+-- cluster, forecast --> policy layers, value layers
-It ends in one number for each steering weight; the head begins at zero, so that the untrained agent is the
+The output is one number for each index weight. The last layer starts at zero, hence the untrained agent is the
 heuristic it starts from.
 
-All that is used of stable-baselines3 beyond its public interface stands here, but for the writer of TensorBoard events
+This module has all uses of non-public parts of stable-baselines3, except for the writer of TensorBoard events
 (`rlpto.agents.training_loop.EventWriter`); tested with version 2.9.2.
 """
 
@@ -35,7 +35,7 @@ from rlpto.io.arrays import AnyArray, FloatArray
 
 
 class JobSet(BaseFeaturesExtractor):
-    """From an observation [B, ...] to [B, 2 x width + all entries but jobs and mask]."""
+    """Extracts [B, 2 x width + all entries but jobs and mask] from an observation [B, ...]."""
 
     def __init__(self, observation_space: spaces.Dict, width: int) -> None:
         features = (observation_space["jobs"].shape or (0, 0))[1]
@@ -46,7 +46,7 @@ class JobSet(BaseFeaturesExtractor):
         self.embed = nn.Sequential(nn.Linear(features, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
 
     def forward(self, observations: dict[str, Tensor]) -> Tensor:
-        """See the class."""
+        """Return the mean and the largest embedding of the jobs, and the other entries."""
         mask = observations["mask"].unsqueeze(-1)
         jobs = self.embed(observations["jobs"]) * mask
         mean = jobs.sum(dim=1) / mask.sum(dim=1).clamp(min=1.0)
@@ -55,7 +55,7 @@ class JobSet(BaseFeaturesExtractor):
 
 
 class FromStart(ActorCriticPolicy):
-    """SB3's actor-critic whose first actions are zero: an agent that has learned nothing is its heuristic."""
+    """SB3's actor-critic whose first actions are zero: an untrained agent acts as its start heuristic."""
 
     def _build(self, lr_schedule: Any) -> None:
         super()._build(lr_schedule)
@@ -66,7 +66,7 @@ class FromStart(ActorCriticPolicy):
 
 
 class NodesPolicy(FromStart):
-    """The same with two layers, for observations that are one vector."""
+    """A `FromStart` with two layers, for observations that are one vector."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class NodesPolicy(FromStart):
 
 
 class JobSetPolicy(FromStart):
-    """The same with the network above."""
+    """A `FromStart` with the network over the set of jobs."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class TimedRolloutBuffer(DictRolloutBuffer):
     """A rollout buffer whose discount and trace decay depend on the time that each step took.
 
     elapsed: [B] seconds of the latest step of each environment, which the environment writes in place.
-    half_life, trace_half_life: hours, see `PpoSettings`.
+    half_life, trace_half_life: hours, explained in `PpoSettings`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class TimedRolloutBuffer(DictRolloutBuffer):
         self.seconds = np.zeros((self.buffer_size, self.n_envs))
 
     def add(self, *args: Any, **kwargs: Any) -> None:
-        """Keep a step, and how long it took."""
+        """Add a step, and the time that it took."""
         self.seconds[self.pos] = self._elapsed
         super().add(*args, **kwargs)
 
@@ -139,7 +139,7 @@ class TimedRolloutBuffer(DictRolloutBuffer):
 
 
 class TimedPPO(PPO):
-    """SB3's PPO with what this project fixes, from its settings."""
+    """SB3's PPO with the project's fixed choices, made from its settings."""
 
     policy: FromStart
     env: SB3ClusterEnv
@@ -154,7 +154,7 @@ class TimedPPO(PPO):
         seed: int,
         policy: type[FromStart] = JobSetPolicy,
     ) -> TimedPPO:
-        """An agent that has learned nothing yet. interval: seconds between regular decisions."""
+        """Make an untrained agent. interval: seconds between regular decisions."""
         ppo, network = settings.ppo, settings.network
         return cls(
             policy,
@@ -179,19 +179,19 @@ class TimedPPO(PPO):
     def begin_learning(self, steps: int, callback: MaybeCallback, *, restored: bool = False) -> BaseCallback:
         """Begin to learn until `steps` in all. Returns the callback to call at every step.
 
-        restored: at the last observation of a model that has been restored. The public `learn` is a loop of its own,
-        which can neither be left nor resumed between two updates.
+        restored: begin at the last observation of a restored model. The public `learn` is a loop of its own, which can
+        neither be left nor resumed between two updates.
         """
         _, called = self._setup_learn(steps - self.num_timesteps, callback, reset_num_timesteps=not restored)
         called.on_training_start(locals(), globals())
         return called
 
     def set_progress(self, total: int) -> None:
-        """Let the learning rate fall as far as the present step says."""
+        """Lower the learning rate to its value at the present step."""
         self._update_current_progress_remaining(self.num_timesteps, total)
 
     def not_finite(self) -> str | None:
-        """What of the observed and learned numbers holds NaN or infinity, if any does."""
+        """Name of an observed or learned array that holds NaN or infinity, if there is one."""
         buffer, seen = self.rollout_buffer, self._last_obs if isinstance(self._last_obs, dict) else {}
         rows = slice(None) if buffer.full else slice(buffer.pos)
         numbers = [
@@ -205,11 +205,11 @@ class TimedPPO(PPO):
         return next((name for name, part in numbers if not np.isfinite(part).all()), None)
 
     def progress(self) -> dict[str, Any]:
-        """Updates and latest episodes so far."""
+        """Updates so far, and the latest episodes."""
         return {"updates": int(self._n_updates), "episodes": list(self.ep_info_buffer or ())}
 
     def go_on(self, updates: int, episodes: Sequence[dict[str, Any]], observation: dict[str, AnyArray]) -> None:
-        """Put a new model where `progress` was asked; its environments are there. observation: their last one."""
+        """Continue from another model's `progress`. The environments are restored; observation: their last one."""
         self._n_updates = updates
         self._last_obs = observation
         self._last_episode_starts = self.env.batch.steps == 0

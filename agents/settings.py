@@ -1,4 +1,4 @@
-"""Settings of the agent and its training. Imports nothing heavy: the configuration is read by every verb."""
+"""Settings of the agent and its training. Imports nothing heavy: every verb reads the configuration."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from pydantic import Field, model_validator
 from rlpto.io.settings import LARGEST_SEED, Settings
 
 BEST, LAST = "best.zip", "last.zip"
-"""Checkpoints in the folder of a run: the one with the largest validation reward, and the latest."""
+"""Checkpoints in the folder of a run: the checkpoint with the largest validation reward, and the latest."""
 
 
 class NetworkSettings(Settings):
     """The network over the set of jobs."""
 
     width: int = Field(32, ge=4, le=4096)
-    """Width of a job's embedding; the layers above are as wide, or twice."""
+    """Width of a job's embedding. The layers above have this width, or twice as much."""
     log_std: float = Field(-1.0, ge=-5, le=2)
-    """Logarithm of the first standard deviation of actions, in units of their steps."""
+    """Logarithm of the initial standard deviation of actions, in units of their steps."""
 
 
 class PpoSettings(Settings):
-    """PPO (Schulman et al., arXiv:1707.06347); what is not here is as by default in stable-baselines3."""
+    """PPO (Schulman et al., arXiv:1707.06347). All other parameters have the defaults of stable-baselines3."""
 
     learning_rate: float = Field(1e-4, gt=0, le=1)
-    """Step size of Adam at the start; it falls evenly to `final_rate` times that."""
+    """Step size of Adam at the start. It falls linearly to `final_rate` times this value."""
     final_rate: float = Field(0.1, ge=0, le=1)
-    """Share of the learning rate that is left at the end."""
+    """Share of the initial learning rate that remains at the end."""
     rollout: int = Field(32, ge=2, le=100_000)
     """Steps of every environment between two updates."""
     batch_size: int = Field(1024, ge=2, le=10**8)
     """Steps in a minibatch."""
     epochs: int = Field(3, ge=1, le=1000)
-    """Times each step is learned from."""
+    """Number of times each step is learned from."""
     half_life: float = Field(24.0, ge=0.001, le=10**6)
-    """Hours after which a reward counts half: discounting is per unit of time, however long decisions are apart."""
+    """Hours after which a reward counts half. Discounting is per unit of time, whatever the time between decisions."""
     trace_half_life: float = Field(6.0, ge=0.001, le=10**6)
     """Hours after which a TD error counts half for an action (the lambda of GAE, per unit of time)."""
     clip: float = Field(0.2, gt=0)
@@ -43,31 +43,32 @@ class PpoSettings(Settings):
 
 
 class WindowSettings(Settings):
-    """Training on whole windows: constants of the index, and a network of bonuses for every job."""
+    """Training on whole windows: index weights, and a network of bonuses for every job."""
 
     trainer: Literal["ppo", "evolution"] = "ppo"
-    """How the ranks of antithetic draws move the mean; ppo: by several clipped steps on the same draws; evolution: by
-    one. See `rlpto.agents.window_training`."""
+    """Update of the mean by the ranks of antithetic perturbations (`rlpto.agents.window_training`). ppo: several
+    clipped steps on the same perturbations. evolution: one step."""
     windows: int = Field(200_000, ge=2, le=10**9)
-    """Windows played in all, each by one draw; the same window comes back to other draws."""
+    """Windows played in all, each with one perturbation. The same window comes back with other perturbations."""
     rollout: int = Field(128, ge=4, le=10**6)
-    """Windows between two updates; an even number, since draws come in pairs."""
+    """Windows between two updates: an even number, since perturbations come in pairs."""
     constants: float = Field(0.1, ge=0, le=10)
-    """Standard deviation of draws of the index's weights, relative to each; 0: they stay as they are."""
+    """Standard deviation of perturbations of the index weights, relative to each weight. With 0, the weights are not
+    trained."""
     network: float = Field(0.3, ge=0, le=10)
-    """Standard deviation of draws of the network's numbers; 0: there is no network."""
+    """Standard deviation of perturbations of the network's parameters. With 0, there is no network."""
     learning_rate: float | None = Field(None, gt=0, le=10)
-    """Step size of Adam, in standard deviations of draws; null: 0.02 for ppo, 0.1 for evolution."""
+    """Step size of Adam, in standard deviations of perturbations. Default (null): 0.02 for ppo, 0.1 for evolution."""
     epochs: int = Field(5, ge=1, le=1000)
-    """ppo: steps on the same draws."""
+    """ppo: number of steps on the same perturbations."""
     clip: float = Field(0.2, gt=0, lt=1)
-    """ppo: clip range of the probability ratio of each number."""
+    """ppo: clip range of the probability ratio of each parameter."""
     most_jobs: int = Field(300, ge=1)
-    """Windows with more jobs are not learnt from, where others of their load are there: a few crowded ones would take
-    most of the time."""
+    """Windows with more jobs are not used for training if the same load has smaller ones: a few crowded windows would
+    take most of the time."""
     idle_interval: float = Field(600.0, gt=0)
     """Seconds between decisions without an event while training, if the simulator's interval is shorter: idle
-    decisions take most of the time. Validation is by the simulator's interval."""
+    decisions take most of the time. Validation uses the simulator's interval."""
     evaluate_every: int = Field(20_000, ge=1)
     """Windows between evaluations on validation windows, each followed by a checkpoint."""
 
@@ -81,25 +82,26 @@ class WindowSettings(Settings):
 
 
 class AgentSettings(Settings):
-    """How the agent is trained."""
+    """Training of the agent."""
 
     learns: Literal["windows", "decisions", "nodes"] = "windows"
-    """windows: constants and per-job bonuses of the index from whole windows, see `whole_windows`; decisions: weights
-    of the index by state, by PPO in `rlpto/Cluster-v0`, from what follows each of its actions (`steps` and below);
-    nodes: how many nodes to rent, likewise in `rlpto/Nodes-v1`."""
+    """windows: index weights and per-job bonuses, trained on whole windows (`whole_windows`). decisions: index weights
+    by state, trained by PPO in `rlpto/Cluster-v0` on the reward after each action (`steps` and below). nodes: number of
+    rented nodes, trained by PPO in `rlpto/Nodes-v1`."""
     whole_windows: WindowSettings = WindowSettings()
     """Training on whole windows."""
     steps: int = Field(500_000, ge=1)
     """Environment steps in all."""
     seed: int | None = Field(None, ge=0, le=LARGEST_SEED)
-    """Seed of the network, of exploration and of the episodes; null: that of the experiment. Workloads do not depend
-    on it, so that agents with several seeds can be compared on the same windows."""
+    """Seed of the network, of exploration and of the episodes. Default (null): the seed of the experiment. Workloads do
+    not depend on it, hence agents with several seeds can be compared on the same windows."""
     envs: int = Field(64, ge=1, le=10_000)
-    """Environments side by side."""
+    """Number of environments that step in parallel."""
     loads: tuple[Annotated[float, Field(gt=0, le=100)], ...] | None = Field(None, min_length=1)
-    """Loads at which the training windows are taken, each scaled as `workload.load`; null: the config's own only."""
+    """Loads at which the training windows are taken, each scaled as `workload.load`. Default (null): only the load of
+    the config."""
     window_seeds: int = Field(1, ge=1, le=10_000)
-    """Repetitions of every training window, with other models and work of the jobs."""
+    """Repetitions of every training window, with other models and other work of the jobs."""
     network: NetworkSettings = NetworkSettings()
     """The network."""
     ppo: PpoSettings = PpoSettings()
@@ -109,6 +111,6 @@ class AgentSettings(Settings):
     validation_windows: int = Field(4, ge=1, le=10_000)
     """Validation windows at each load, at most."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the network is; auto: a GPU if there is one."""
+    """Device of the network. auto: a GPU if there is one, else the CPU."""
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of torch."""

@@ -1,4 +1,4 @@
-"""What makes an agent: its weights, and all that is needed to use them; how it is kept and read back."""
+"""A trained agent: its weights, the settings needed to use them, and how to save and load it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rlpto.io.reading import check_finite
 from rlpto.policies.index_weights import VECTOR_SIZES
 
 LARGEST_WEIGHT = 1e6
-"""Of a network, either way; trained ones stay below a hundred."""
+"""Largest magnitude of a network's weight; weights of trained networks stay below a hundred."""
 WEIGHTS = "policy"
 """Group of the network's arrays in a file."""
 
 
 @dataclass(frozen=True)
 class TrainedAgent:
-    """An agent that can act. env: what it sees and does. start: [STEERING_FEATURES] weights of action zero."""
+    """An agent that can act. env: its observations and actions. start: [STEERING_FEATURES] weights of action zero."""
 
     env: EnvSettings
     start: FloatArray
@@ -53,7 +53,7 @@ class TrainedAgent:
 
 
 def meaning() -> dict[str, Any]:
-    """What numbers that go into and come out of a network mean, in this version of RLPTO."""
+    """Meaning of the numbers that go into and come out of a network, in this version of RLPTO."""
     return {
         "observation": VERSION,
         "job_features": list(JOB_FEATURES),
@@ -64,7 +64,7 @@ def meaning() -> dict[str, Any]:
 
 
 def agent_manifest(setup: EnvSetup | ExternalSetup, settings: AgentSettings) -> dict[str, Any]:
-    """What must be known of an agent to use its weights."""
+    """Entries of the manifest that are needed to use an agent's weights."""
     return {
         "rlpto": __version__,
         "meaning": meaning(),
@@ -75,14 +75,14 @@ def agent_manifest(setup: EnvSetup | ExternalSetup, settings: AgentSettings) -> 
 
 
 def weight_arrays(network: FromStart) -> dict[str, AnyArray]:
-    """The network's weights by name, as they are kept in a file."""
+    """The network's weights by their names in a file."""
     kept = {re.sub(r"^(mlp_extractor\.\w+)_net\.", r"\1.", name): part for name, part in network.state_dict().items()}
     return {f"{WEIGHTS}/{name}": tensor.detach().cpu().numpy() for name, tensor in kept.items()}
 
 
 def load_weights(network: FromStart, archive: Archive, path: Path) -> None:
-    """Give a network the weights of a file. Raises CheckpointError if they do not fit, or are not finite."""
-    # stable-baselines3 calls two layers otherwise than the files do.
+    """Load a file's weights into a network. Raises CheckpointError if they do not fit, or are not finite."""
+    # stable-baselines3 has other names for two layers than the files.
     found = archive.group(WEIGHTS).items()
     weights = {re.sub(r"^(mlp_extractor\.\w+)\.", r"\1_net.", name): array for name, array in found}
     check_finite(weights, f"{path}: weights", LARGEST_WEIGHT, CheckpointError)
@@ -94,9 +94,9 @@ def load_weights(network: FromStart, archive: Archive, path: Path) -> None:
 
 
 def agent_of(archive: Archive, path: Path) -> TrainedAgent:
-    """The agent of a file that has been read: a checkpoint, or an exported agent.
+    """The agent in the contents of a checkpoint or an exported agent.
 
-    Raises CheckpointError, naming the file and what is wrong, if it cannot be used.
+    Raises CheckpointError, naming the file and the reason, if it cannot be used.
     """
     manifest = archive.manifest
     check_meaning(path, manifest, meaning())
@@ -115,7 +115,7 @@ def agent_of(archive: Archive, path: Path) -> TrainedAgent:
 
 
 class StartingAgent:
-    """An agent that is trained further on a real cluster. file: a checkpoint, or an exported agent.
+    """An agent that is fine-tuned on a real cluster. file: a checkpoint, or an exported agent.
 
     Raises CheckpointError if it cannot be used.
     """
@@ -131,14 +131,14 @@ class StartingAgent:
         self.trained: TrainedAgent = agent_of(self.archive, file)
 
     def settings(self, wanted: AgentSettings) -> AgentSettings:
-        """The settings wanted, with one environment and the agent's own network."""
+        """The wanted settings, with one environment and the agent's own network."""
         network = NetworkSettings.model_validate(self.archive.manifest["network"])
         return wanted.model_copy(update={"envs": 1, "network": network})
 
     def env(self, wanted: EnvSettings) -> EnvSettings:
         """The agent's own observations and actions; scale, hold and episodes as wanted, and the plain reward.
 
-        Raises ConfigError if something else is asked for that an agent cannot change.
+        Raises ConfigError if a wanted setting differs that an agent cannot change.
         """
         own = self.trained.env
         for key in ("max_jobs", "horizon"):

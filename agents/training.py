@@ -1,4 +1,4 @@
-"""Training by PPO from what follows each action, in simulated environments or on an external cluster."""
+"""Training by PPO on the reward after each action, in simulated environments or on an external cluster."""
 
 from __future__ import annotations
 
@@ -39,19 +39,18 @@ def train(
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> TrainingResult:
-    """Train an agent on the workloads of `setup`; checkpoints, events and tables go to `folder`.
+    """Train an agent on the workloads of `setup`. Checkpoints, events and tables go to `folder`.
 
     validation: its workloads are the validation windows.
-    starting_agent: whose weights are trained further; None: the start heuristic. On an external
-    cluster a rollout takes minutes: there a checkpoint follows every update, and `stop` ends a rollout, which is not
-    learned from.
-    resume: go on from `folder`'s last checkpoint, bit for bit as if the training had never stopped; on an external
-    cluster the episode that was under way begins again.
-    on_progress: is called after every update. stop: asked after every update (on an external cluster: every step);
-    True: write a checkpoint and return.
+    starting_agent: agent whose weights are trained on. Default: the start heuristic. On an external cluster a rollout
+    takes minutes; a checkpoint follows every update there, and `stop` ends a rollout, from which nothing is learned.
+    resume: continue from `folder`'s last checkpoint, bit for bit as if the training had never stopped. On an external
+    cluster the interrupted episode begins again.
+    on_progress: is called after every update. stop: is called after every update (on an external cluster: every step);
+    if it returns True, a checkpoint is written and the training returns.
 
-    Raises TrainingError if there is no such device, or numbers are no longer finite (the last checkpoint is
-    then from before), CheckpointError if there is nothing to resume or it belongs to another training.
+    Raises TrainingError if there is no such device, or if numbers are no longer finite (the last checkpoint is then
+    from before), CheckpointError if there is nothing to resume or it belongs to another training.
     """
     torch.set_num_threads(settings.threads)
     if settings.device == "cuda" and not torch.cuda.is_available():
@@ -86,7 +85,7 @@ class Training(TrainingLoop):
         self.model.set_logger(self.logger)  # without one, an empty folder is left among the system's temporary ones
 
     def learner(self, seed: int) -> TimedPPO:
-        """A learner that has learned nothing yet."""
+        """A new, untrained learner."""
         env = SB3ClusterEnv(self.setup, self.settings.envs, seed)
         return TimedPPO.make(env, self.settings, self.setup.interval, seed)
 
@@ -102,7 +101,7 @@ class Training(TrainingLoop):
         return logger
 
     def update(self) -> bool:
-        """One rollout and one update; False if the callback has ended the rollout, from which nothing is learned then.
+        """Do one rollout and one update. Returns False if the callback ended the rollout; nothing is learned then.
 
         Raises TrainingError if a number is no longer finite.
         """
@@ -143,7 +142,7 @@ class Training(TrainingLoop):
         return found, {"reward_per_job": reward_per_job(setup, found.rewards)}
 
     def manifest(self) -> dict[str, Any]:
-        """What must be known of the agent to use its weights."""
+        """Entries of the manifest that are needed to use the agent's weights."""
         return agent_manifest(self.setup, self.settings)
 
     def save(self, name: str = LAST) -> None:
@@ -151,7 +150,7 @@ class Training(TrainingLoop):
         save_checkpoint(self.folder / name, self.model, self.manifest(), self.notes())
 
     def _check_finite(self) -> None:
-        """Raise TrainingError if what was observed, or what was learned, holds NaN or infinity."""
+        """Raise TrainingError if observations, rewards, the loss or weights hold NaN or infinity."""
         broken = self.model.not_finite()
         if broken is None:
             return
@@ -164,18 +163,18 @@ class Training(TrainingLoop):
 
 
 class NodesTraining(Training):
-    """A training of an agent that says how many nodes to rent."""
+    """A training of an agent that sets the number of rented nodes."""
 
     meaning = staticmethod(nodes_meaning)
     setup: NodesSetup
 
     def learner(self, seed: int) -> TimedPPO:
-        """A learner that has learned nothing yet."""
+        """A new, untrained learner."""
         env = SB3NodesEnv(self.setup, self.settings.envs, seed)
         return TimedPPO.make(env, self.settings, TICK_S, seed, NodesPolicy)
 
     def manifest(self) -> dict[str, Any]:
-        """What must be known of the agent to use its weights."""
+        """Entries of the manifest that are needed to use the agent's weights."""
         return nodes_manifest(self.setup, self.settings)
 
     def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
@@ -186,7 +185,7 @@ class NodesTraining(Training):
         return found, {"reward_per_job": reward_per_job(setup, found.rewards)}
 
     def draw_baselines(self) -> None:
-        """Write a horizontal line for the heuristic that action zero is."""
+        """Write a horizontal line for the heuristic that action zero repeats."""
         if isinstance(self.validation, NodesSetup):
             reward = play_windows(self.validation, self.setup.heuristic).sum(axis=1).mean()
             self.draw_line(type(self.setup.heuristic).name, float(reward))

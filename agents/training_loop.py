@@ -1,8 +1,8 @@
-"""What both ways of training share: one visible loop of updates, with a look at validation windows now and then, that
-can be left and resumed anywhere.
+"""The loop of both ways of training: updates with occasional evaluations on validation windows, which can be
+interrupted and resumed at any time.
 
-TensorBoard's tags have the names that stable-baselines3 gives them: rollout/ep_rew_mean, train/loss, time/fps,
-eval/mean_reward. The step of all curves is `TrainingLoop.unit` so far.
+TensorBoard's tags have the names of stable-baselines3: rollout/ep_rew_mean, train/loss, time/fps, eval/mean_reward. The
+step of all curves is the number of `TrainingLoop.unit` so far.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rlpto.io.files import write_text
 
 EVENTS, BASELINES, HISTORY = "events.out.tfevents.*", "baselines", "validation.csv"
 """In the folder of a run: TensorBoard's files, which it names after the folder; the folder of the baselines' lines; the
-table of the looks at validation windows that choose a checkpoint."""
+table of the evaluations on validation windows that choose a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a training stands. doing: what it is at. steps, total: or windows. best: largest validation figure."""
+    """Progress of a training. doing: activity. steps, total: steps or windows. best: largest validation figure so far."""
 
     doing: str
     steps: int
@@ -45,10 +45,10 @@ class Status:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a training ended. finished: False if it was asked to stop. best: largest validation figure.
+    """Outcome of a training. finished: False if it was asked to stop. best: largest validation figure.
 
-    best_steps: steps after which it was reached; 0: the best checkpoint is the start, not trained.
-    metrics: of the last evaluation. unit: of the steps.
+    best_steps: steps after which `best` was reached; if 0, the best checkpoint is the untrained start.
+    metrics: results of the last evaluation. unit: unit of the steps.
     """
 
     steps: int
@@ -60,7 +60,7 @@ class TrainingResult:
 
 
 class EventWriter(TensorBoardOutputFormat):
-    """TensorBoard events; where a training is resumed, what was written after its checkpoint is hidden."""
+    """TensorBoard events. In a resumed training, events written after its checkpoint are hidden."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self.writer = SummaryWriter(log_dir=str(folder), purge_step=steps + 1 if steps else None)
@@ -71,14 +71,14 @@ class EventWriter(TensorBoardOutputFormat):
 class TrainingLoop(ABC):
     """One training under way: when to evaluate, what to keep, what to report.
 
-    validation: its workloads are the validation windows. total, every: steps (or windows) in all, and between two looks
-    at these that choose a checkpoint; points: further looks, for the curves alone. best: largest `figure` so far.
-    history: a row of figures for each look that chooses.
+    validation: its workloads are the validation windows. total: steps (or windows) in all. every: steps between two
+    evaluations that choose a checkpoint. points: number of additional evaluations, only for the curves. best: largest
+    `figure` so far. history: a row of figures for each evaluation that chooses.
     """
 
     unit: ClassVar[str] = "steps"
     figure: ClassVar[str] = "reward_per_job"
-    """The one that chooses among checkpoints."""
+    """Name of the figure that chooses among checkpoints."""
     points: ClassVar[int] = 0
 
     setup: EnvSetup | ExternalSetup
@@ -102,25 +102,25 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def update(self) -> bool:
-        """One rollout and one update; False if the rollout was stopped, and nothing is learned from it."""
+        """Do one rollout and one update. Returns False if the rollout was stopped; nothing is learned from it then."""
 
     @abstractmethod
     def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
-        """The result on validation windows, and figures of this way of training, `figure` among them."""
+        """Return the result on validation windows, and figures of this way of training, including `figure`."""
 
     @abstractmethod
     def save(self, name: str = LAST) -> None:
         """Write a checkpoint."""
 
     def open_logger(self) -> Logger:
-        """The logger of a run that stands where this one does."""
+        """A logger that continues at the present step."""
         return Logger(str(self.folder), [EventWriter(self.folder, self.steps)])
 
     def loop(self, stop: Callable[[], bool] | None, *, begun: bool) -> TrainingResult:
-        """Roll out and update until `total` steps, or until `stop` says so between two updates.
+        """Roll out and update until `total` steps, or until `stop` returns True between two updates.
 
-        begun: it goes on from a checkpoint. After a rollout that was stopped, the training stands where its last
-        checkpoint does.
+        begun: whether this continues from a checkpoint. If a rollout is stopped, the training is back at its last
+        checkpoint.
         """
         self.logger = self.open_logger()
         try:
@@ -160,13 +160,13 @@ class TrainingLoop(ABC):
             self.draw_line(name, reward)
 
     def draw_line(self, name: str, reward: float) -> None:
-        """Write one of them."""
+        """Write a horizontal line for one baseline."""
         with closing(SummaryWriter(log_dir=str(self.folder / BASELINES / name))) as line:
             for step in (0, self.total):
                 line.add_scalar("eval/mean_reward", reward, step)
 
     def look(self) -> dict[str, float]:
-        """Draw the agent's figures on the validation windows, and return them; empty if there are none."""
+        """Record the agent's figures on the validation windows, and return them; empty without validation windows."""
         if self.validation is None:
             return {}
         self.report("evaluating")
@@ -184,7 +184,7 @@ class TrainingLoop(ABC):
         return figures
 
     def evaluate(self) -> None:
-        """Look at the agent on the validation windows, and keep it if it is the best so far."""
+        """Evaluate the agent on the validation windows, and keep it if it is the best so far."""
         if not (figures := self.look()):
             return
         self.history.append({"steps": float(self.steps), **figures})
@@ -195,7 +195,7 @@ class TrainingLoop(ABC):
             self.save(BEST)
 
     def notes(self) -> dict[str, Any]:
-        """What the manifest of a checkpoint says of any training."""
+        """Entries of a checkpoint's manifest that any training has."""
         return {
             "format": CHECKPOINT,
             "rlpto": __version__,
@@ -211,7 +211,7 @@ class TrainingLoop(ABC):
         }
 
     def remember(self, manifest: Mapping[str, Any]) -> None:
-        """Take the evaluations so far from the manifest of a checkpoint."""
+        """Restore the evaluations so far from the manifest of a checkpoint."""
         self.best = manifest["best"]
         self.history = [
             {key: np.nan if value is None else float(value) for key, value in row.items()}
@@ -219,19 +219,19 @@ class TrainingLoop(ABC):
         ]
 
     def outcome(self, finished: bool) -> TrainingResult:
-        """How the training stands."""
+        """The result at the present step."""
         best_steps = (int(row["steps"]) for row in self.history if row[self.figure] == self.best)
         last = self.history[-1] if self.history else {}
         return TrainingResult(self.steps, finished, self.best, next(best_steps, None), last, self.unit)
 
     def report(self, doing: str) -> None:
-        """Report where the training stands."""
+        """Report the progress of the training."""
         if self.on_progress is not None:
             self.on_progress(Status(doing, self.steps, self.total, self.best))
 
 
 def log_figures(logger: Logger, group: str, figures: Mapping[str, float]) -> None:
-    """Numbers; NaN is left out."""
+    """Log figures, except for NaN and infinity."""
     for name, value in figures.items():
         if np.isfinite(value):
             logger.record(f"{group}/{name}", value)

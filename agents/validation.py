@@ -1,7 +1,7 @@
-"""How good an agent is on windows it does not learn from: every one from its first job to its last.
+"""Quality of an agent on validation windows, each played from its first job to its last.
 
-The windows step together in compiled code, so that validating often is cheap; figures are those that
-`rlpto.evaluation` has of the same schedule.
+The windows step together in compiled code, which makes frequent validation cheap. Figures equal those computed by
+`rlpto.evaluation` for the same schedule.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights
 from rlpto.policies.rigid import Fifo
 
 AGENT_TIME_LIMIT_FACTOR = 5.0
-"""After this multiple of the hours of the longest window, the start heuristic schedules what an agent has left over."""
+"""After this multiple of the hours of the longest window, the start heuristic schedules the agent's unfinished jobs."""
 
 CONSTANTS_TIME_LIMIT_FACTOR = 20.0
-"""After this multiple of those hours, constants are taken to rescale jobs for ever."""
+"""After this multiple of those hours, index weights are assumed to rescale jobs for ever."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The result on W windows. parts: [W, 4] the reward's terms. metrics: means over windows, by name."""
+    """The result on W windows. parts: [W, PARTS] the reward's terms. metrics: means over windows, by name."""
 
     parts: FloatArray
     metrics: dict[str, float]
@@ -68,14 +68,14 @@ def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
         for b in np.flatnonzero(steps.ended).tolist():
             if running[b]:
                 metrics[b] = job_metrics(clusters.jobs(b), setup.shape.capacity)
-            batch.begin(b, b)  # goes on idly until the others are over
+            batch.begin(b, b)  # continues idly until the others are over
         running &= ~steps.ended
         seen = batch.observe()
     return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})
 
 
 def validate_steering(setup: EnvSetup, vector: FloatArray) -> Validation:
-    """Let a steering vector [S] schedule every workload of `setup`; one that it leaves unfinished has no figures."""
+    """Let a steering vector [S] schedule every workload of `setup`; rewards of unfinished workloads are NaN."""
     batch, windows = setup.compiled(), len(setup.workloads)
     parts, metrics = np.zeros((windows, len(REWARD_PARTS))), []
     longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
@@ -88,11 +88,11 @@ def validate_steering(setup: EnvSetup, vector: FloatArray) -> Validation:
 
 
 def baselines(setup: EnvSetup) -> dict[str, float]:
-    """Return the mean reward of `fifo` and of the start heuristic over all workloads, and a bound of every policy's.
+    """Return the mean reward of `fifo` and of the start heuristic over all workloads, and a bound for all policies.
 
-    The start is called `tuned_index` if it is an index with learnt constants.
+    The start heuristic is called `tuned_index` if it is an index with trained weights.
     """
-    exact = replace(setup, knowledge=TRUTH)  # fifo needs to know nothing
+    exact = replace(setup, knowledge=TRUTH)  # fifo uses no estimates
     records = [run(exact.make_cluster(at), Fifo(), setup.queue, setup.reward) for at in range(len(setup.workloads))]
     tuned = "tuned_index" if len(setup.start) == len(STEERING_FEATURES) else "start"
     start = "index" if np.array_equal(setup.start, IndexWeights().vector()) else tuned
@@ -106,9 +106,10 @@ def baselines(setup: EnvSetup) -> dict[str, float]:
 
 
 def reward_per_job(setup: EnvSetup, rewards: FloatArray) -> float:
-    """Reward per job of rewards [W] over all workloads, where every load counts alike.
+    """Reward per job of rewards [W] over all workloads, where every load counts equally.
 
-    Totals differ by windows much more than by policies: the mean of them is decided by a few windows with long queues.
+    Totals differ between windows much more than between policies: a few windows with long queues would decide their
+    mean.
     """
     jobs = np.array([len(workload.jobs) for workload in setup.workloads])
     group = np.array([workload.group for workload in setup.workloads])
@@ -116,9 +117,9 @@ def reward_per_job(setup: EnvSetup, rewards: FloatArray) -> float:
 
 
 def job_metrics(jobs: AnyArray, gpus: int) -> dict[str, float]:
-    """Figures of one window from its job records [M], as `rlpto.evaluation.metrics` defines them; times in s.
+    """Figures of one window from its job records [M], defined in `rlpto.evaluation.metrics`; times in s.
 
-    gpus: of the cluster. NaN where a figure is not defined. Utilisation takes all nodes as up.
+    gpus: GPUs of the cluster. NaN for undefined figures. Utilisation assumes that all nodes are up.
     """
     jct, finished = jobs["finish_time"] - jobs["submit_time"], np.isfinite(jobs["finish_time"])
     span = float(np.nanmax(jobs["finish_time"]) - jobs["submit_time"].min()) if finished.any() else float("nan")

@@ -1,13 +1,13 @@
-"""Training on whole windows. What is learnt is a steering vector: the index's constants, and a network of per-job
-bonuses (`rlpto.policies.bonus_network`).
+"""Training on whole windows. The result is a steering vector: index weights, and a network of per-job bonuses
+(`rlpto.policies.bonus_network`).
 
-Two ways: evolution, and PPO whose action is a draw of all its numbers. Both draw vectors in pairs to either side of a
-mean, and move it towards draws that lost less reward than the others. A policy's effect on one window is lost in the
-chance of queues, so that an action of ten minutes teaches nothing; over whole windows, each against the start heuristic
-on the same one, it adds up.
+Two methods: evolution, and PPO whose action is a perturbation of all parameters. Both draw perturbations in pairs to
+either side of a mean, and move the mean towards perturbations that lost less reward than the others. The chance of
+queues hides a policy's effect on one window, and an action of ten minutes teaches nothing; over many whole windows,
+each compared with the start heuristic on the same window, the effect adds up.
 Sources: Salimans et al., "Evolution Strategies as a Scalable Alternative to Reinforcement Learning" (arXiv:1703.03864);
 Sehnke et al., "Parameter-exploring policy gradients" (Neural Networks 23, 2010) with the objective of PPO (Schulman et
-al., arXiv:1707.06347). Adapted: every number is an action of its own, with a probability ratio of its own.
+al., arXiv:1707.06347). Adapted: every parameter is an action with its own probability ratio.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from rlpto.policies.index_weights import (
 WEIGHTS = "agent.yaml"
 """File of a run with the best steering vector, for `index:weights=` and `planner:base=`."""
 SMALLEST = 0.3
-"""A weight smaller than this is drawn as if it were this large."""
+"""Smallest magnitude of a weight in the standard deviation of its perturbations."""
 SMALLEST_ACCURACY = 2.5
-"""The same of weights that depend on accuracy: they start at 0, are best about 1, and an update moves a weight by at
-most a tenth of its draws' standard deviation."""
+"""Smallest such magnitude of weights that depend on accuracy: they start at 0, are best about 1, and an update moves a
+weight by at most a tenth of its perturbations' standard deviation."""
 AVERAGED = 25
-"""Updates that the averaged mean looks back on: what is kept of a training is that, since the mean itself wanders."""
+"""Updates in the averaged mean, which is the result of a training, since the mean itself wanders."""
 
 
 class Learner:
-    """A mean in units of the draws' standard deviation, 0 at the start, and its average over the latest updates."""
+    """A mean in units of the perturbations' standard deviation, 0 at the start, and its average over recent updates."""
 
     def __init__(self, size: int, learning_rate: float) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64)
@@ -63,29 +63,29 @@ class Learner:
         self.optimizer = torch.optim.Adam([self.mean], lr=learning_rate)
 
     def draw(self, rng: Generator, pairs: int) -> FloatArray:
-        """[2 x pairs, D] draws; row i and row pairs + i lie to either side of the mean."""
+        """[2 x pairs, D] perturbed means. Rows i and pairs + i lie to either side of the mean."""
         away = rng.standard_normal((pairs, len(self.mean)))
         drawn: FloatArray = self.mean.numpy() + np.concatenate([away, -away])
         return drawn
 
     def step(self, gradient: torch.Tensor) -> None:
-        """Go a step against the gradient [D]."""
+        """Take a step against the gradient [D]."""
         self.mean.grad = gradient
         self.optimizer.step()
 
     def remember(self) -> None:
-        """After an update."""
+        """Include the mean after an update in the average."""
         self.updates += 1
         self.average += (self.mean.numpy() - self.average) / min(self.updates, AVERAGED)
 
     def arrays(self) -> dict[str, AnyArray]:
-        """All that changes, by name."""
+        """All arrays that change, by name."""
         adam = self.optimizer.state_dict()["state"].get(0, {})
         own = {"mean": self.mean.numpy().copy(), "average": self.average, "updates": np.array(self.updates)}
         return own | {f"adam/{name}": value.numpy() for name, value in adam.items()}
 
     def restore(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Go on where `arrays` were asked for. Raises CheckpointError if they are of another learner."""
+        """Continue from `arrays` of another learner of this size. Raises CheckpointError if the size differs."""
         size = len(self.mean)
         if any(arrays[name].shape != (size,) for name in ("mean", "average")):
             raise CheckpointError(f"a learner of {arrays['mean'].shape} numbers, expected {size}")
@@ -101,7 +101,7 @@ class Learner:
 def evolve(learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str, float]:
     """Move the mean along the gradient of the mean loss, estimated from pairs by the ranks of their losses.
 
-    drawn: [n, D] of `Learner.draw`, which lost `losses` [n]; these are compared with each other only.
+    drawn: [n, D] perturbed means of `Learner.draw`. losses: [n] loss of each; only their ranks matter.
     Returns figures to show.
     """
     count = len(losses)
@@ -112,7 +112,9 @@ def evolve(learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str,
 
 
 def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray, settings: WindowSettings) -> dict[str, float]:
-    """As `evolve`, in several steps on the same draws: probability ratios that leave the clip range teach nothing."""
+    """Move the mean in several steps on the same perturbations; probability ratios outside the clip range are ignored.
+
+    Arguments and result are the same as for `evolve`."""
     ranks = losses.argsort(kind="stable").argsort(kind="stable") / (len(losses) - 1)  # as losses have heavy tails
     advantage = torch.as_tensor((0.5 - ranks) * np.sqrt(12.0))[:, None]
     draws, old = torch.as_tensor(drawn), learner.mean.clone()
@@ -128,8 +130,8 @@ def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray, settin
 
 @dataclass(frozen=True)
 class SteeringSpace:
-    """Steering vectors by what is learnt of them. start: [S] vector at the origin. sigma: [S] one standard deviation of
-    draws; 0: stays as it is."""
+    """Steering vectors by their trained parameters. start: [S] vector at the origin. sigma: [S] one standard deviation
+    of perturbations; entries with 0 are not trained."""
 
     start: FloatArray
     sigma: FloatArray
@@ -138,9 +140,10 @@ class SteeringSpace:
     def around(
         cls, start: FloatArray, constants: float, network: float, seed: int, *, slopes: bool = False
     ) -> SteeringSpace:
-        """The space around start [S], of weights alone or with a network. constants, network: as in `WindowSettings`.
+        """The space around start [S], of index weights alone or with a network.
 
-        seed: of the hidden layer of a new network. slopes: learn the weights that look at accuracy, too.
+        constants, network: standard deviations of `WindowSettings`. seed: seed of the hidden layer of a new network.
+        slopes: also train the weights that depend on accuracy.
         """
         # The gain stays, since only ratios count. A price that is off stays off.
         learnt = {*ACTION_FEATURES, *(ACCURACY_FEATURES if slopes else ())} - {"gain"}
@@ -158,11 +161,11 @@ class SteeringSpace:
 
     @property
     def size(self) -> int:
-        """Numbers that are learnt."""
+        """Number of trained parameters."""
         return int(np.count_nonzero(self.sigma))
 
     def vectors(self, points: FloatArray) -> FloatArray:
-        """[n, S] of points [n, size] in standard deviations."""
+        """[n, S] steering vectors of points [n, size] in standard deviations."""
         vectors = np.repeat(self.start[None], len(points), axis=0)
         vectors[:, self.sigma > 0] += points * self.sigma[self.sigma > 0]
         return vectors
@@ -179,11 +182,10 @@ def train_on_windows(
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> TrainingResult:
-    """Learn a steering vector on the workloads of `setup`, from its start on.
+    """Train a steering vector on the workloads of `setup`, from its start on.
 
-    Arguments as in `rlpto.agents.training.train`.
-
-    Raises CheckpointError if there is nothing to resume or it belongs to another training.
+    `rlpto.agents.training.train` explains the arguments. Raises CheckpointError if there is nothing to resume or it
+    belongs to another training.
     """
     torch.set_num_threads(1)
     run = WindowTraining(setup, settings, folder, identity, validation, on_progress)
@@ -217,12 +219,12 @@ class WindowTraining(TrainingLoop):
 
     @property
     def vector(self) -> FloatArray:
-        """[S] what would be kept now."""
+        """[S] steering vector that would be kept now."""
         vector: FloatArray = self._space.vectors(self._learner.average[None])[0]
         return vector
 
     def update(self) -> bool:
-        """One rollout of draws, and one update."""
+        """Play one rollout of perturbations, and update the mean once."""
         settings, learner = self.settings.whole_windows, self._learner
         pairs = settings.rollout // 2
         drawn, windows = learner.draw(self._rng, pairs), self.windows(pairs)
@@ -259,12 +261,12 @@ class WindowTraining(TrainingLoop):
             members = small if len(small) else members
             mine = drawn[at :: len(groups)]
             rounds = [self._rng.permutation(members) for _ in range(-(-len(mine) // len(members)))]
-            if rounds:  # none where there are more loads than windows to draw
+            if rounds:  # none if there are more loads than windows to draw
                 mine[:] = np.concatenate(rounds)[: len(mine)]
         return drawn
 
     def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
-        """The result on validation windows, and what is gained over the start, by load too."""
+        """The result on validation windows, and the gain over the start, also by load."""
         pool, vector = self._validated, self.vector
         assert pool is not None
         gains = -pool.losses(np.repeat(vector[None], len(pool), axis=0), np.arange(len(pool)))
@@ -276,8 +278,8 @@ class WindowTraining(TrainingLoop):
         }
 
     def save(self, name: str = LAST) -> None:
-        """Write all that the training needs to go on, and the agent as it is now; the best one as a file of weights,
-        too."""
+        """Write the state of the training and the present agent; if it is the best, also write its weights to a file
+        of their own."""
         arrays = {STEERING: self.vector, STEERING_START: self._space.start}
         arrays |= {f"learner/{key}": value for key, value in self._learner.arrays().items()}
         manifest = {
@@ -291,7 +293,7 @@ class WindowTraining(TrainingLoop):
             save_weights(self.vector, self.folder / WEIGHTS)
 
     def restore(self, archive: Archive, path: Path) -> None:
-        """Go on where a checkpoint of the same training was written. Raises CheckpointError if it lacks something."""
+        """Continue from a checkpoint of the same training. Raises CheckpointError if it is incomplete."""
         try:
             self._learner.restore(archive.group("learner"))
             self._rng.bit_generator.state = archive.manifest["random"]
@@ -301,12 +303,12 @@ class WindowTraining(TrainingLoop):
             raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
 
     def meaning(self) -> dict[str, Any]:
-        """What the numbers of a steering vector mean, in this version of RLPTO."""
+        """Meaning of the numbers of a steering vector, in this version of RLPTO."""
         return steering_meaning(len(self._space.start))
 
 
 def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) -> dict[str, float]:
-    """Means of values [n] by load, where there are several; groups: [n] as in `rlpto.envs.compiled_batch.Workload`."""
+    """Means of values [n] by load, if there are several loads. groups: [n] `Workload.group` of each value."""
     labels = {workload.group: workload.name.split("/")[0] for workload in setup.workloads}
     if len(labels) == 1:
         return {}
@@ -314,10 +316,10 @@ def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) ->
 
 
 def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
-    """Return the same weights [STEERING_FEATURES], with a price if none is set: a third of what a GPU-hour costs.
+    """Return a copy of index weights [STEERING_FEATURES] with a price, or the weights themselves if one is set.
 
-    If the reward also counts the shortfall, price and worth of an hour are those of the reward. A reward without time
-    or resources sets neither.
+    The price is a third of the reward's cost of a GPU-hour. If the reward also counts the shortfall, it is the full
+    cost, and the worth of an hour is set from the reward too. A reward without time or resources sets neither.
 
     A GPU-hour that saves less time than it costs is never worth it. Without a price, the index gives GPUs away for
     nothing, and training would hardly find one.
