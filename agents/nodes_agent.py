@@ -1,4 +1,4 @@
-"""The trained agent that sets the number of rented nodes, as a provisioner. Imports torch only when an agent is made."""
+"""The trained agent for rented nodes, as a provisioner. Imports torch only when an agent is made."""
 
 from __future__ import annotations
 

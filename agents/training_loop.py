@@ -35,7 +35,7 @@ table of the evaluations on validation windows that choose a checkpoint."""
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a training. doing: activity. steps, total: steps or windows. best: largest validation figure so far."""
+    """Progress of a training. doing: activity. steps, total: steps or windows. best: largest validation figure."""
 
     doing: str
     steps: int
