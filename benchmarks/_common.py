@@ -25,7 +25,7 @@ from rlpto.io.errors import RlptoError  # noqa: E402
 
 @dataclass(frozen=True)
 class Check:
-    """A figure and what it must reach. least: True if it must be at least `limit`, else at most."""
+    """A figure and its limit. least: True if `limit` is a lower bound, else it is an upper bound."""
 
     name: str
     value: float
@@ -43,7 +43,7 @@ Found = tuple[list[Check], dict[str, object]]
 
 
 class NoDataError(Exception):
-    """Real data that a part needs is not there."""
+    """Raised if real data that a part needs is missing."""
 
 
 class Timing(NamedTuple):
@@ -60,14 +60,14 @@ def data_folder() -> Path:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose complaints are one line."""
+    """A parser whose error messages are one line."""
 
     def error(self, message: str) -> NoReturn:
         refuse(f"{message}; see --help")
 
 
 def parser(description: str | None, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """The parser of a benchmark. description: its first line counts. parts: that may be named."""
+    """The parser of a benchmark. description: only its first line is used. parts: names that may be given."""
     arguments = OneLineParser(description=(description or "").split("\n")[0])
     if parts:
         arguments.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(parts)}; without any: all")
@@ -75,14 +75,14 @@ def parser(description: str | None, parts: Iterable[str] = ()) -> argparse.Argum
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
+    """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected 1 or more")
     return int(text)
 
 
 def chosen(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The names, as they are. Ends the program over one that is not known."""
+    """Return the names as a tuple. Ends the program if a name is unknown."""
     if unknown := [name for name in names if name not in known]:
         refuse(f"there is no {kind} {unknown[0]!r}: expected some of {', '.join(known)}")
     return tuple(names)
@@ -96,7 +96,7 @@ def refuse(message: str) -> NoReturn:
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """An error of RLPTO ends the program in one line."""
+    """Turn an error of RLPTO into one line that ends the program."""
     try:
         yield
     except RlptoError as error:
@@ -104,7 +104,7 @@ def bad_input() -> Iterator[None]:
 
 
 def real(name: str) -> Path:
-    """A file or folder of the data folder. Raises NoDataError where it is missing."""
+    """A file or folder of the data folder. Raises NoDataError if it is missing."""
     path = data_folder() / name
     if not path.exists():
         raise NoDataError(f"no real data at {path} (set RLPTO_DATA)")
@@ -112,12 +112,12 @@ def real(name: str) -> Path:
 
 
 def progress(text: str) -> None:
-    """Show on stderr what the program is doing."""
+    """Show the program's present activity on stderr."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def resident_mb(process: int | str) -> float:
-    """Memory that a process holds. Raises OSError where that cannot be read."""
+    """Memory of a process [MB]. Raises OSError if it cannot be read."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -127,8 +127,8 @@ def resident_mb(process: int | str) -> float:
 def calibration() -> None:
     """Fixed work, 0.05 to 0.1 s of CPU time: interpreted Python, and sorts and sums of NumPy.
 
-    One commit was found 1.7 times as fast as a few minutes before on a quiet machine, so that no threshold in seconds
-    holds. Programs time this loop in alternation with what they measure, and compare ratios.
+    On a quiet machine, one commit was once 1.7 times as fast as a few minutes before, which rules out thresholds in
+    seconds. Programs time this loop in alternation with the measured code, and compare ratios.
     """
     numbers = np.random.default_rng(0).random(200_000)
     for _ in range(3):
@@ -139,11 +139,11 @@ def calibration() -> None:
 
 
 USUAL_LOOP_S = 0.06
-"""What the calibration loop takes where limits of wall-clock times come from."""
+"""Usual duration of the calibration loop [s], on which limits of wall-clock times are based."""
 
 
 def seconds_of(call: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
-    """CPU seconds of one call, or those of another clock."""
+    """Duration of one call [s], by CPU time or another clock."""
     start = clock()
     call()
     return clock() - start
@@ -157,7 +157,7 @@ def timed(call: Callable[[], object]) -> Timing:
 
 
 def calibrated(name: str, calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
-    """Medians of each call, timed in turns, after one that warms up (compilation, caches)."""
+    """Medians of each call, timed in turns, after one round that warms up (compilation, caches)."""
     taken: dict[str, list[Timing]] = {key: [] for key in calls}
     for repeat in range(repeats + 1):
         for key, call in calls.items():
@@ -169,8 +169,8 @@ def calibrated(name: str, calls: Mapping[str, Callable[[], object]], repeats: in
 def run_parts(parts: Mapping[str, Callable[[], Found]], names: Sequence[str]) -> Found:
     """Run the named parts of a program, or all.
 
-    Limits of times and rates are for a machine whose calibration loop takes USUAL_LOOP_S. On a slower or busier one, by
-    the loop's wall-clock time before and after a part, they are wider in proportion.
+    Limits of times and rates are for a machine whose calibration loop takes USUAL_LOOP_S. They are widened in
+    proportion on a slower or busier machine, by the loop's wall-clock time before and after a part.
     """
     checks: list[Check] = []
     facts: dict[str, object] = {}
@@ -190,13 +190,13 @@ def run_parts(parts: Mapping[str, Callable[[], Found]], names: Sequence[str]) ->
 
 
 def in_pace(check: Check, slowness: float) -> Check:
-    """A check with its limit for a machine that is that many times as slow as usual."""
+    """A check with its limit for a machine that is `slowness` times as slow as usual."""
     factor = {"s": slowness, "ms": slowness, "1/s": 1 / slowness}.get(check.unit, 1.0)
     return replace(check, limit=check.limit * factor)
 
 
 def finish(checks: list[Check], **facts: object) -> None:
-    """Print all checks and leave: with exit code 1 if one of them fell short."""
+    """Print all checks and exit, with code 1 if a check failed."""
     for name, fact in facts.items():
         print(f"{name}: {fact}")
     width = max((len(check.name) for check in checks), default=0)

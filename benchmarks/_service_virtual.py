@@ -1,7 +1,7 @@
 """Predictions of a job service's scheduler in virtual time, over controllers in memory whose speeds follow laws.
 
-Programs are other than they were guessed to be, jobs of a program differ a little, and several workers are slower than
-that many times one: the scheduler learns all that from reports, as on a real cluster. Time is virtual.
+Programs differ from their guessed speeds, jobs of a program differ a little, and several workers are slower than the
+same multiple of one: the scheduler learns all that from reports, as on a real cluster. Time is virtual.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ HOUR_S = 3600.0
 PROGRAMS = 3
 GUESS_OFF, JOB_OFF, STEP_OFF = 0.4, 0.03, 0.02
 """Standard deviations of logarithms: true speed of a program relative to its guess, of a job relative to its program,
-and of what is measured relative to the truth."""
+and of a measurement relative to the truth."""
 SYNC = 0.08
-"""Share of a step with one worker that several spend on each further node, and half of it on each further worker."""
+"""Share of a one-worker step that several workers spend on each additional node, and half of it per worker."""
 BATCH, STEPS = 64, 100
-"""Samples of a step, and steps of an epoch; a step is guessed to take 0.5 to 2 seconds."""
+"""Samples of a step, and steps of an epoch. A step is guessed to take 0.5 to 2 seconds."""
 ALONE_RUNS, ALONE_JOBS, ALONE_EVERY_S = 4, 24, 600.0
 RUNS, HISTORY_H, JOBS_PER_HOUR = 12, 5.0, 10.0
 PROCESSES = 2
@@ -47,7 +47,7 @@ MOST_ERROR, COVERAGE = 0.15, (0.70, 0.90)
 
 @dataclass
 class LawController(FakeController):
-    """Trains at `alone` epochs per second with one worker, and as SYNC says with several. seen: measured speeds."""
+    """Trains at `alone` epochs per second with one worker, and slower per worker by SYNC. seen: measured speeds."""
 
     alone: float = 1.0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
@@ -67,7 +67,7 @@ class LawController(FakeController):
 
 @dataclass
 class LawBackend(VirtualBackend):
-    """A cluster of such controllers. speeds: epochs per second of one worker, by program."""
+    """A cluster of `LawController`. speeds: epochs per second of one worker, by program."""
 
     speeds: dict[str, float] = field(default_factory=dict)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
@@ -91,7 +91,7 @@ class LawBackend(VirtualBackend):
 
 @contextmanager
 def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualService, np.random.Generator]]:
-    """A service whose programs are as fast as the seed says, and a generator for what else is drawn. look_every: s."""
+    """A service whose programs have speeds drawn by the seed, and a generator for other draws. look_every [s]."""
     rng = np.random.default_rng(seed)
     names = [f"program_{number}" for number in range(PROGRAMS)]
     paces = rng.uniform(0.5, 2.0, PROGRAMS)
@@ -119,7 +119,7 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
 
 
 def asked(rng: np.random.Generator) -> NewJob:
-    """A job of some minutes to some hours on the GPUs it asks for."""
+    """A job of some minutes to some hours on its requested GPUs."""
     gpus = int(rng.choice([1, 2, 4], p=[0.5, 0.3, 0.2]))
     epochs = float(np.clip(np.exp(rng.normal(np.log(15.0), 0.7)), 3.0, 150.0)) * gpus
     number, priority = int(rng.integers(PROGRAMS)), PRIORITY_CLASSES[int(rng.choice(3, p=[0.2, 0.6, 0.2]))]
@@ -166,8 +166,8 @@ def errors_alone(policy: str, seed: int) -> list[float]:
 
 
 def covered(policy: str, seed: int) -> list[tuple[bool, float, bool | None]]:
-    """Of every job present after some hours: whether its finish lies in its interval, how wide that is relative to the
-    time to the finish, and whether its start does (None: it had started).
+    """For every job present after some hours: whether its finish lies in its interval, the interval's width relative to
+    the time to the finish, and whether its start lies in its interval (None if it had started).
 
     Later arrivals are drawn from the forecaster.
     """
@@ -190,7 +190,7 @@ def covered(policy: str, seed: int) -> list[tuple[bool, float, bool | None]]:
 
 
 def outcome(row: PredictionRow, job: JobRow) -> tuple[bool, float, bool | None]:
-    """What came of a prediction."""
+    """Compare a prediction with the job's true times."""
     assert job.ended is not None
     assert job.started is not None
     if row.finish_low is None or row.finish_high is None or row.start_low is None or row.start_high is None:
@@ -201,7 +201,7 @@ def outcome(row: PredictionRow, job: JobRow) -> tuple[bool, float, bool | None]:
 
 
 def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
-    """The first of some futures, as what users do."""
+    """Submissions of the first of some futures."""
     one, rows = futures.arrivals[0], all_rows(service)
     acts = []
     for at, donor, priority in zip(one.submit.tolist(), one.donor.tolist(), one.priority.tolist(), strict=True):

@@ -1,5 +1,5 @@
-"""What studies share: rows of studies.yaml, how large a study is, trainings and cells, each run once and kept, and
-figures of cells with their intervals."""
+"""Common parts of the studies: rows of studies.yaml, the size of a study, trainings and cells, which are run once and
+kept, and figures of cells with their intervals."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from rlpto.policies.spec import policy_label
 STUDIES = Path(__file__).with_name("studies.yaml")
 Workload = Literal["synthetic", "philly", "pollux"]
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
-"""Overrides under which time alone is rewarded, for comparisons of JCT."""
+"""Overrides that reward time alone, for comparisons of JCT."""
 
 MAIN = "main"
 """The training of the agents without other overrides."""
 AGENT, TUNED = "agent", "tuned_index"
-"""Names in tables: the mean of the agents of all seeds, and the tuned index."""
+"""Names in tables: the mean over the agents of all seeds, and the tuned index."""
 MEMBER = re.compile(rf"{AGENT}-\d+")
-"""Agents of single seeds, by label."""
+"""Labels of the agents of single seeds."""
 MORE = {"pollux": ("workload.draws=100",)}
-"""Overrides of trainings: windows drawn from each file, which are fewer where policies are evaluated."""
+"""Overrides of trainings: number of windows drawn from each file; evaluations of policies draw fewer."""
 
 
 class Claim(Settings):
-    """What a page claims of a figure, or of all whose names match `figure` (* stands for anything)."""
+    """A page's claim about a figure, or about all figures whose names match `figure` (* matches anything)."""
 
     figure: str
     unit: str = ""
@@ -73,12 +73,12 @@ class Study(Settings):
 
 
 class Plan(Settings):
-    """How large a study is, and where its cells are kept.
+    """The size of a study, and the place of its cells.
 
-    seeds: of training, or of a window's jobs. windows: of each workload and load, at most. draws: of every test window,
-    with other models and work of the jobs, where policies are compared by reward. training: windows that every
-    training plays; None: as many as the config says. jobs: processes. data: folder with real traces and profiles; None
-    where there is none.
+    seeds: number of seeds of training, or of a window's jobs. windows: most windows of each workload and load. draws:
+    repetitions of every test window, with other models and work of the jobs, if policies are compared by reward.
+    training: number of windows that every training plays. Default: the config's. jobs: number of processes. data:
+    folder with real traces and profiles, or None.
     """
 
     folder: Path
@@ -98,7 +98,7 @@ class Plan(Settings):
         return [(workload, load) for workload in self.workloads for load in self.loads]
 
     def config(self, workload: Workload, load: float, *overrides: str, windows: int | None = None) -> Config:
-        """Configuration of a workload at a load, with at most that many windows."""
+        """Configuration of a workload at a load. windows: most windows; the plan's own limit applies too."""
         limit = min(self.windows, windows or self.windows)
         return load_config(
             config_file(workload), [f"workload.load={load}", f"workload.windows.limit={limit}", *overrides]
@@ -111,9 +111,9 @@ Row = Mapping[str, object]
 
 @dataclass
 class Part:
-    """What one table of a study shows, and the figures that claims are about, by name.
+    """One table of a study, and the figures that claims are about, by name.
 
-    limits: of claims that depend on the run.
+    limits: upper limits of claims that depend on the run, by figure.
     """
 
     figures: dict[str, float] = field(default_factory=dict)
@@ -145,7 +145,7 @@ def load_studies(path: Path = STUDIES) -> dict[str, Study]:
 
 
 def agents(plan: Plan, workload: str) -> list[str]:
-    """Specs of the agents of all seeds, labelled agent-0, agent-1 ..., each trained if that is not done yet."""
+    """Specs of the agents of all seeds, labelled agent-0, agent-1 ...; missing ones are trained first."""
     from rlpto.agents.window_training import WEIGHTS
 
     runs = [trained(plan, workload, MAIN, MORE.get(workload, ()), seed) for seed in range(plan.seeds)]
@@ -153,9 +153,9 @@ def agents(plan: Plan, workload: str) -> list[str]:
 
 
 def trained(plan: Plan, workload: str, variant: str, overrides: Sequence[str], seed: int) -> Path:
-    """Folder of a training; it is run, or resumed, only if it is not finished.
+    """Folder of a training, which is run or resumed unless it is finished.
 
-    Raises ConfigError if it fails, or if the folder holds a training of something else.
+    Raises ConfigError if it fails, or if the folder holds another training.
     """
     run = (plan.folder / "training" / f"{workload}-{variant}-{seed}").resolve()
     short = () if plan.training is None else (f"agent.whole_windows.windows={plan.training}",)
@@ -172,7 +172,7 @@ def trained(plan: Plan, workload: str, variant: str, overrides: Sequence[str], s
 
 
 def _train(run: Path, config: Path, seed: int, overrides: Sequence[str]) -> None:
-    """Train, or resume, by the command that users type, in a process of its own."""
+    """Train, or resume, in a separate process with the command that users type."""
     changes = [text for override in overrides for text in ("--set", override)]
     given = ["--resume", run] if file_there(run / LAST) else [config, "--run-dir", run, "--seed", str(seed), *changes]
     _common.progress(f"training {run.name}")
@@ -200,10 +200,10 @@ def finished(
     seeds: Sequence[int] = (0,),
     windows: Callable[[str], bool] = lambda _: True,
 ) -> list[FinishedCell]:
-    """Cells of policies on those of the config's windows that are wanted: policies first, then seeds, then windows.
+    """Cells of policies on the config's windows that `windows` accepts: policies first, then seeds, then windows.
 
-    They go by the labels of their policies. What has been run with the same inputs is read back: folders are called
-    after digests of all inputs, so that a retrained agent or a new config never meets old cells.
+    Cells carry the labels of their policies. Results for the same inputs are read back: folders are named after
+    digests of all inputs, hence a retrained agent or a new config never meets old cells.
     """
     experiment = prepare(config)
     names = [window for window in experiment.windows(plan.split) if windows(window)]
@@ -213,7 +213,7 @@ def finished(
     for spec in dict.fromkeys(specs):
         _common.progress(f"{name}: {policy_label(spec)}")
         cells = [Cell(spec, window, seed) for seed in seeds for window in names]
-        # Another agent in the same place is another policy.
+        # A retrained agent in the same file is another policy.
         files = "".join(digest(file) for file in spec_files(spec))
         out = folder / (hashlib.sha256(files.encode()).hexdigest()[:8] if files else "plain")
         done += run_cells(cells, run, out, False, plan.jobs, config=outcome, weights=config.reward)
@@ -221,7 +221,7 @@ def finished(
 
 
 def with_mean_agent(found: pd.DataFrame) -> pd.DataFrame:
-    """The rows with AGENT as a further policy: in every place the mean over all seeds of its training."""
+    """Add rows for the policy AGENT: on every window and seed, the mean over the agents of all training seeds."""
     members = found["policy"].str.fullmatch(MEMBER.pattern)
     places = ["knowledge", "window", "seed"]
     mean = found[members].drop(columns="policy").groupby(places, as_index=False).mean().assign(policy=AGENT)
@@ -232,18 +232,18 @@ def with_mean_agent(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_window(cells: pd.DataFrame, policy: str, metric: str) -> FloatArray:
-    """[windows] a metric of a policy, in order of the windows: the mean over all draws of each that it has."""
+    """[windows] a metric of a policy in order of the windows: the mean over the policy's draws of each window."""
     mine = cells[cells["policy"] == policy].groupby("window")[metric].mean().sort_index()
     return mine.to_numpy(dtype=np.float64)
 
 
 def difference(cells: pd.DataFrame, policy: str, other: str) -> Interval:
-    """Mean over windows of the reward of policy - other, with its interval."""
+    """Mean over windows of the reward of `policy` minus the reward of `other`, with its interval."""
     return bootstrap_interval(by_window(cells, policy, "reward") - by_window(cells, other, "reward"))
 
 
 def ratio_of_means(mine: FloatArray, its: FloatArray) -> Interval:
-    """Mean of `mine` [n] over that of `its` [n], resampled in pairs."""
+    """Mean of `mine` [n] divided by the mean of `its` [n], resampled in pairs."""
     every = np.arange(len(mine), dtype=np.float64)  # the statistic looks pairs up in order, by how often they are drawn
     return bootstrap_interval(every, statistic=lambda _, counts: (counts @ mine) / (counts @ its))
 

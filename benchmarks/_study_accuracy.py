@@ -1,7 +1,7 @@
-"""What it costs to have accuracy early: an index tuned for it and plans made for it, against the index tuned for JCT.
+"""Cost of early accuracy: an index tuned for it and plans made for it, against the index tuned for JCT.
 
-On test windows at load 1.1: the times at which jobs have gained most of their accuracy, accuracy-hours lost, and what
-jobs still hold once they have gained 99 %. Draws the plot of docs/accuracy.md too; 20 CPU-minutes.
+On test windows at load 1.1: times at which jobs have gained most of their accuracy, accuracy-hours lost, and GPUs held
+by jobs that have gained 99 %. Also draws the plot of docs/accuracy.md; 20 CPU-minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLOT = _common.ROOT / "docs" / "images" / "gpus-against-accuracy.png"
 LOAD = 1.1
 REFERENCE = "index for JCT"
 TIME_AND_SHORTFALL = (*TIME_ONLY, "reward.shortfall=8")
-"""Of 1, 3, 8 and shortfall alone, 8 kept both JCT and accuracy-hours low on validation windows."""
+"""Of the weights 1, 3, 8 and shortfall alone, 8 kept both JCT and accuracy-hours low on validation windows."""
 COMPARED_POLICIES: dict[str, tuple[str, tuple[str, ...]]] = {
     REFERENCE: ("index:weights={tuned}-jct.yaml", ()),
     "index for accuracy": ("index:weights={tuned}-accuracy.yaml", ()),
@@ -34,9 +34,9 @@ COMPARED_POLICIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "planner for time": ("planner:base={tuned}-jct.yaml", TIME_ONLY),
     "planner for both": ("planner:base={tuned}-jct.yaml", TIME_AND_SHORTFALL),
 }
-"""By the name in the tables: the policy, and what is rewarded, which plans go by."""
+"""By name in the tables: the policy, and the overrides of the reward, which plans maximise."""
 PLANNED_WINDOWS: dict[Workload, int] = {"synthetic": 6, "pollux": 24}
-"""Windows that planners run on, and are compared on: they take a hundred times the index's time."""
+"""Number of windows for planners and their comparison; planners take a hundred times the index's time."""
 COMPARED = {
     "jct_mean": "JCT",
     "time_to_90": "to 90 %",
@@ -45,7 +45,7 @@ COMPARED = {
     "accuracy_hours_lost": "hours lost",
 }
 STAGES = ("to 90 %", "90 to 95 %", "95 to 99 %", "past 99 %")
-"""Of the accuracy that a job can gain, from its first GPU to its end."""
+"""Stages of the accuracy that a job can gain, from its first GPU to its end."""
 HELD = "GPUs over peak past 99 %"
 SOON, LITTLE_LOST = ("time_to_95", "jct_mean"), ("accuracy_hours_lost", "jct_mean", HELD)
 CLAIMED = {
@@ -54,11 +54,11 @@ CLAIMED = {
     "planner for time": SOON,
     "planner for both": LITTLE_LOST,
 }
-"""Figures that are claimed."""
+"""Figures with claims."""
 
 
 def held_by_stage(record: RunRecord) -> FloatArray:
-    """[2, STAGES] GPU-seconds that jobs held in each stage of their accuracy, and what their peaks would have come to.
+    """[2, STAGES] GPU-seconds that jobs held in each stage of their accuracy, and would have held with their peak GPUs.
 
     Counted while GPUs are contended: unfinished jobs could use more than there are.
     """
@@ -111,7 +111,7 @@ def compared(plan: Plan) -> Part:
 
 
 def runs(plan: Plan, workload: Workload, spec: str, rewarded: tuple[str, ...]) -> list[FinishedCell]:
-    """Cells of a policy on all windows; of planners on some of them."""
+    """Cells of a policy on all windows, or on fewer windows if it is a planner."""
     limit = [f"workload.windows.limit={PLANNED_WINDOWS[workload]}"] if rewarded else []
     config = load_config(config_file(workload), [f"workload.load={LOAD}", *rewarded, *limit])
     given = spec.format(tuned=_common.CONFIGS / "tuned" / workload)
@@ -119,7 +119,7 @@ def runs(plan: Plan, workload: Workload, spec: str, rewarded: tuple[str, ...]) -
 
 
 def shares_by_stage(shares: Mapping[str, Mapping[str, FloatArray]]) -> Figure:
-    """What jobs hold of their peak in each stage of their accuracy, a line per policy, a panel per workload."""
+    """GPUs held relative to the job's peak in each stage of the accuracy: a line per policy, a panel per workload."""
     drawn = empty_figure(9.0, 3.9)
     styles = line_styles(COMPARED_POLICIES)
     panels: Sequence[Axes] = drawn.subplots(1, len(shares), sharey=True)

@@ -32,7 +32,7 @@ from rlpto.policies.registry import make_policy
 MODELS = ("cifar10", "deepspeech2", "yolov3", "imagenet", "bert")
 COUNTS = (4, 8, 16)
 CHANGE_ABOVE = 1.05
-"""AdaptDL changes a running job's batch size only where the new one is better by this factor."""
+"""AdaptDL changes a running job's batch size only if the new one is better by this factor."""
 NODES = tuple(range(4, 65, 4))
 """GPUs of whole nodes: thresholds are about the size of a cluster."""
 PUBLISHED = ("cifar10", "deepspeech2", "imagenet")
@@ -44,9 +44,9 @@ SLOWER = {
     "imagenet": (58, 46, 38),
     "bert": (0, 0, 0),
 }
-"""Percent by which the throughput metric is slower on `COUNTS` GPUs, as the reference has computed it."""
+"""Slowdown in percent with the throughput metric on `COUNTS` GPUs, as computed by the reference."""
 RAISED = {"cifar10": "16 to 4, +152, -37", "deepspeech2": "+147, -38", "imagenet": "64 to 20, +127, -29"}
-"""GPUs, time and GPU-hours in percent of raised thresholds, likewise."""
+"""GPUs, time and GPU-hours in percent with raised thresholds, as computed by the reference."""
 
 
 BUILTIN = FittedProfiles(builtin_profiles())
@@ -54,19 +54,19 @@ BUILTIN = FittedProfiles(builtin_profiles())
 
 
 def source(plan: Plan) -> ProfileSource:
-    """Measured profiles, where they are."""
+    """Measured profiles, or the built-in fits without the data."""
     return BUILTIN if plan.data is None else load_profiles(plan.data / "profiles")
 
 
 # A1: real training --------------------------------------------------------------------------------------------------
 
 LAW = ThroughputParams(0.01, 1e-3, 0.02, 5e-4, 0.01, 5e-4, 2.0)
-"""Step times of the GPUs that training pretends to have: 1 ms a sample, 10 to 40 ms to synchronise."""
+"""Step times of the GPUs that training simulates: 1 ms a sample, 10 to 40 ms to synchronise."""
 LIMITS = BatchLimits(base=64, largest=512, min_local=8, max_local=512)
 EXTREME = replace(LIMITS, largest=1024)
-"""A batch of most of the data: shown, not claimed."""
+"""A batch of most of the data: shown, without a claim."""
 USUAL_NOISE = 200.0
-"""Samples; about what the digits' noise scale comes to, for the choice of GPUs."""
+"""Noise scale for the choice of GPUs [samples]: about the noise scale of the digits."""
 PROGRAMS = (("DigitsMlp", "adascale", 20.0, 10), ("DigitsCnn", "sqrt", 6.0, 5))
 """Training program, rule of the learning rate, scale-invariant epochs, seeds."""
 
@@ -106,14 +106,14 @@ def training(_: Plan) -> Part:
 
 
 def _gpus_for(metric: MetricName, limits: BatchLimits) -> int:
-    """GPUs of 1 to 16 that the metric's thresholds ask for."""
+    """GPUs, from 1 to 16, that the metric's thresholds choose."""
     found = choose_batch(LAW, np.array([USUAL_NOISE]), limits, SPANS, 16, None, METRICS[metric].exponent)
     score = np.array([found.score[_nodes(gpus) - 1, gpus - 1, 0] for gpus in range(1, 17)])
     return chosen_gpus(score / score[0] / np.arange(1, 17), range(1, 17), METRICS[metric].band)
 
 
 def _nodes(gpus: int) -> int:
-    """One node, or several, of 4 GPUs each."""
+    """Number of nodes of 4 GPUs, at most SPANS."""
     return min(-(-gpus // 4), SPANS)
 
 
@@ -136,7 +136,7 @@ def _train(
 
 
 def stock(_: Plan) -> Part:
-    """A2: decisions and times of jobs that name goodput, in tables that hold all metrics, against jobs without."""
+    """A2: decisions and times of jobs with metric goodput, in tables that hold all metrics, against jobs without."""
     rows: list[Row] = []
     differ, worst = 0, 0.0
     for policy in ("equal_share", "max_throughput", "optimus", "srtf"):
@@ -250,7 +250,7 @@ def thresholds(plan: Plan) -> Part:
 
 
 def formulas(_: Plan) -> Part:
-    """A6: efficiency, synchronisation of one GPU, and what a fit recovers."""
+    """A6: efficiency, synchronisation of one GPU, and recovery of the throughput by a fit."""
     found = []
     for profile in map(BUILTIN.profile, MODELS):
         limits, law = profile.batch, profile.throughput
@@ -268,7 +268,7 @@ def formulas(_: Plan) -> Part:
 
 
 def _fit_error(law: ThroughputParams, limits: BatchLimits) -> float:
-    """Worst relative error of the throughput of a fit to synthetic steps, at sizes that it has not seen too."""
+    """Worst relative error of the throughput of a fit to synthetic steps, including sizes that it has not seen."""
     sizes = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 8), (3, 12), (4, 16), (8, 32)]
     local = np.unique(np.geomspace(limits.min_local, limits.max_local, 5).round())
     nodes, gpus, batch = (
@@ -283,7 +283,7 @@ def _fit_error(law: ThroughputParams, limits: BatchLimits) -> float:
 
 
 def hysteresis(_: Plan) -> Part:
-    """A6: what AdaptDL's rule changes: batch sizes and time of a training that knows its true speeds."""
+    """A6: effect of AdaptDL's rule on batch sizes and time of a training that knows its true speeds."""
     rows: list[Row] = []
     gains: list[float] = []
     for model in MODELS:
@@ -297,14 +297,14 @@ def hysteresis(_: Plan) -> Part:
 
 
 class FollowedBatches(NamedTuple):
-    """A training by the rule. gains: goodput after each change of the batch, by that before it."""
+    """A training under the rule. gains: goodput after each change of the batch relative to before."""
 
     hours: float
     gains: list[float]
 
 
 def _followed(model: str, gpus: int, rules: Sequence[float]) -> list[FollowedBatches]:
-    """A training under each rule: the least gain for which the batch is changed."""
+    """Trainings under each rule. A rule is the least gain for which the batch is changed."""
     profile = BUILTIN.profile(model)
     base = profile.batch.with_chosen().base
     facts = BUILTIN.batch_performance(JobType(model), (4,) * (gpus // 4))

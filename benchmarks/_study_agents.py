@@ -1,7 +1,7 @@
-"""Agents that learn from whole windows, by total reward, against all policies; on other sizes of cluster, and in a
-small case.
+"""Agents trained on whole windows, by total reward, against all policies; on other sizes of cluster, and in a small
+case.
 
-See docs/results.md. All policies know true speeds and remaining work.
+The page is docs/results.md. All policies know true speeds and remaining work.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from rlpto.policies.spec import policy_label
 from rlpto.simulator.cluster import SimulatedCluster
 
 CONTENDERS = 3
-"""Policies that have all draws, as the agents have: the best on the first draw."""
+"""Number of policies that get all draws, as the agents do: the best on the first draw."""
 SCALED: tuple[Workload, float] = ("synthetic", 0.9)
-"""Workload and load of other sizes of cluster, and of the small case."""
+"""Workload and load for other sizes of cluster, and for the small case."""
 SIZES = {4: 8, 16: 8, 64: 8, 256: 4}
-"""Nodes of 4 GPUs, and windows at most."""
+"""Most windows by number of nodes of 4 GPUs."""
 HOME_NODES = 16
 """Nodes where the agents were trained."""
 DECISIONS = 100
 """Decisions whose latency is measured at 1,000 nodes."""
 POLICIES = (TUNED, "optimus", "hesrpt", "equal_share")
-"""Compared with the agents where jobs differ by the size of their data."""
+"""Policies compared with the agents if jobs differ by the size of their data."""
 DATA_SIZES = (0.1, 0.316, 1.0, 3.16, 10.0)
-"""Sizes of the data, times that of the middle job."""
+"""Sizes of the data relative to the middle job."""
 MIDDLE_HOURS, MIDDLE_GPUS = 1.0, 4
-"""Time of the middle job, and its GPUs meanwhile."""
+"""Hours that the middle job takes on this number of GPUs."""
 REPEATS = 4
-"""Windows of each model: with the five jobs in another order."""
+"""Windows of each model, with the five jobs in different order."""
 
 
 def rewards(plan: Plan) -> Part:
-    """How far the agent is ahead of the best of all other policies, at every place."""
+    """Lead of the agent over the best of all other policies, on every workload and load."""
     rows, ahead, beyond = [], 0, 0
     for workload, load in plan.places():
         cells = cells_at(plan, workload, load)
@@ -106,8 +106,8 @@ def by_policy(plan: Plan) -> Part:
 def cells_at(plan: Plan, workload: Workload, load: float) -> pd.DataFrame:
     """Metrics of all policies, the mean agent and the lower bound: one row a policy, window and draw.
 
-    The first draw of each window is for all policies; the best ones and the agents have further draws, which say more
-    about who is ahead where windows differ by the draw of their jobs.
+    The first draw of each window is for all policies. The best ones and the agents get more draws, which narrow the
+    comparison on windows where the draw of the jobs matters.
     """
     config, name = plan.config(workload, load), f"{workload}-{load:g}"
     own, known = agents(plan, workload), config.knowledge.mode
@@ -159,8 +159,8 @@ def decision_latency(spec: str) -> float:
 def data(plan: Plan) -> Part:
     """Five jobs of one model whose data differ by a factor of 100, submitted at once to an empty cluster.
 
-    Mean of the most GPUs a job held at once by the size of its data; Spearman's correlation of size with these means,
-    and the mean of that inside windows (ties take their mean rank; 0 where all peaks are equal).
+    Mean of a job's largest number of GPUs by the size of its data; Spearman's correlation of size with these means, and
+    the mean of the correlation inside windows (ties take their mean rank; 0 if all peaks are equal).
     """
     config = plan.config(*SCALED)
     experiment = prepare(config)
@@ -195,7 +195,7 @@ def _five_jobs(experiment: Experiment, model: str, repeat: int) -> list[Job]:
 
 
 def _peaks(experiment: Experiment, config: Config, spec: str, jobs: list[Job]) -> FloatArray:
-    """[sizes] most GPUs that a job held, by the size of its data."""
+    """[sizes] largest number of GPUs that a job held, by the size of its data."""
     cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables(), config.simulator, config.seed)
     done = run(cluster, experiment.policy(spec), config.queue, config.reward, window="data", seed=config.seed).jobs
     return done.peak_gpus[np.argsort(done.data_size)].astype(np.float64)

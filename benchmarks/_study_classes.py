@@ -1,4 +1,4 @@
-"""Strict against weighted classes: what each costs in mean JCT, whom each keeps waiting; see docs/classes.md.
+"""Strict against weighted classes: cost in mean JCT, and waiting times by class. The page is docs/classes.md.
 
 Test windows of the workloads of docs/results.md. Every policy runs on the same jobs under both rules of the queue.
 """
@@ -30,7 +30,7 @@ SHOWN = {
 
 
 def compared(plan: Plan) -> Part:
-    """Claims and the table; without real data that of the synthetic workload alone."""
+    """Claims and the table; only for the synthetic workload if there is no real data."""
     real = plan.data is not None and (plan.data / "traces" / "pollux").is_dir()
     places = [place for place in plan.places() if real or place[0] == "synthetic"]
     keys = [(*place, policy, rule) for place in places for policy in POLICIES for rule in RULES]
@@ -45,7 +45,7 @@ def compared(plan: Plan) -> Part:
 def figures_of(plan: Plan, workload: Workload, load: float, policy: str, rule: str) -> dict[str, float]:
     """Figures of one policy over all jobs of a workload's windows under one rule. Times in minutes.
 
-    overtaken_by: how much later than a job, at most, another was submitted that started before it.
+    overtaken_by: result of `overtaken_by`, the largest of all windows.
     """
     config = plan.config(workload, load, f"queue.classes={rule}")
     spec = tuned(INDEX[policy].format(workload)) if policy in INDEX else policy
@@ -61,7 +61,7 @@ def figures_of(plan: Plan, workload: Workload, load: float, policy: str, rule: s
 
 
 def overtaken_by(jobs: JobRecords) -> float:
-    """Seconds that a job was submitted after one before which it started, at most; 0 if no job was overtaken."""
+    """Longest time from a job's submission to the submission of a later job that started before it [s]; 0 if none."""
     order = np.argsort(jobs.submit_time, kind="stable")
     submit, start = jobs.submit_time[order], jobs.start_time[order]
     later = [submit[j + 1 :][start[j + 1 :] < start[j]].max(initial=submit[j]) - submit[j] for j in range(len(order))]
@@ -69,12 +69,12 @@ def overtaken_by(jobs: JobRecords) -> float:
 
 
 def claimed(found: pd.DataFrame) -> dict[str, float]:
-    """The figures that the page claims something of."""
+    """Figures that the page makes claims about."""
     by_place = found.set_index(["policy", "classes", *PLACE]).sort_index()
     fifo = {rule: by_place.loc["fifo", rule] for rule in RULES}
 
     def jct_ratio(strict: str, weighted: str) -> float:
-        """Geometric mean over all places of the mean JCT under weighted classes by that under strict ones."""
+        """Geometric mean over all places of the mean JCT under weighted classes relative to strict classes."""
         ratios = by_place.loc[weighted, "weighted"]["jct"] / by_place.loc[strict, "strict"]["jct"]
         return float(np.exp(np.log(ratios).mean()))
 

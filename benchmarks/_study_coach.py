@@ -1,4 +1,4 @@
-"""Coach against its acceptance behaviours but C4 (docs/notes/removed.md); about one CPU-minute."""
+"""Coach against its acceptance behaviours except C4 (docs/notes/removed.md); about one CPU-minute."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.settings import SimulatorSettings
 
 Configurations = Sequence[tuple[int, int]]
-"""Workers and servers of each."""
+"""Numbers of workers and servers, one pair for each configuration."""
 
 NAME = "{}w{}s"
-"""Of workers and servers."""
+"""Name of a configuration, from its workers and servers."""
 MOST = 10
-"""Workers, and servers, that a job on a generated surface may have."""
+"""Most workers, and most servers, of a job on a generated surface."""
 NOISE = 0.1
 """Standard deviation of the logarithm of a measured speed."""
 DRAWS = 20
-"""Draws of noise, and of random probes, a surface."""
+"""Draws of noise, and of random probes, for each surface."""
 SMALL = 3
-"""Workers and servers together in the original's cluster of three nodes."""
+"""Most processes, workers and servers together, in the original's cluster of three nodes."""
 SINGLE_EPOCHS = 19
-"""That the original's single jobs took."""
+"""Epochs of the original's single jobs."""
 GPUS = SLOTS = 8
-"""Of the cluster on which jobs run at the same time."""
+"""GPUs, and CPU slots, of the cluster on which jobs run at the same time."""
 
 MEASURED = {
     "LeNet x1": (0.0402, 0.0319, 0.0225, 0.0312),
@@ -59,7 +59,7 @@ MEASURED = {
 """Mean epochs per second of the original's static runs with 1w1s, 1w2s, 2w1s, 2w2s (reference, section 4.4)."""
 FOUR = ((1, 1), (1, 2), (2, 1), (2, 2))
 ACCEPTED = {"LeNet x1": (1, 1), "ResNet18 x1": (1, 2)}
-"""What the original's fits to its recorded mini-epochs chose, and what was measured to be best."""
+"""Choice of the original's fits to its recorded mini-epochs, which was also measured to be best."""
 PROBES: dict[str, Callable[[np.random.Generator], Configurations]] = {
     "4 corners (original)": lambda _: corner_probes(MOST, MOST),
     "8 random": lambda rng: random_probes(rng, 8),
@@ -71,7 +71,7 @@ FITTED_FORMS: dict[str, dict[Form, Form]] = {
     "other Optimus form": {"async": "sync", "sync": "async"},
     "parabola": {"async": "parabola", "sync": "parabola"},
 }
-"""The form that is fitted to probes of a surface of each form."""
+"""Fitted form for surfaces of each form."""
 
 
 def replayed(_: Plan) -> Part:
@@ -133,7 +133,7 @@ def limited(_: Plan) -> Part:
 
 
 def concurrent(_: Plan) -> Part:
-    """C5: one to three jobs on eight GPUs and eight CPU slots, relative to the best configuration for all alike."""
+    """C5: one to three jobs on eight GPUs and eight CPU slots, relative to the best common configuration."""
     rows: list[Row] = []
     over, worst = 0, np.inf
     for count in (1, 2, 3):
@@ -161,12 +161,12 @@ def concurrent(_: Plan) -> Part:
 
 
 def tuned(_: Plan) -> Part:
-    """C6: predicted speed of the chosen configuration with and without the run that looked for a portion of data."""
+    """C6: predicted speed of the chosen configuration, with and without the tuning run as a probe."""
     found = Part()
 
     def error(left_out: bool, surface: SpeedSurface, rng: np.random.Generator) -> float:
         probes = measured(surface, spread_probes(8, MOST, MOST), rng)
-        # The tuning run is too short an epoch on 1w1s, by the factor that it then asks for.
+        # The tuning run looks like an epoch on 1w1s, shortened by the factor that it then asks for.
         apparent = float(surface.speed(1, 1)) * rng.uniform(1.5, 4.0)
         with_it = (np.append(probes.workers, 1), np.append(probes.servers, 1), np.append(probes.speed, apparent))
         grid = fitted(surface.form, probes if left_out else Probes(*with_it))
@@ -186,17 +186,17 @@ def tuned(_: Plan) -> Part:
 
 NODES = (Node(4, 4), Node(4, 4))
 MOST_PROCESSES = 8
-"""Workers, and servers, of a job in the simulator."""
+"""Most workers, and most servers, of a job in the simulator."""
 BATCH = 128
-"""Samples: the model's own batch, at which progress is counted in epochs of data."""
+"""Default batch size of the model [samples], at which progress is counted in epochs of data."""
 RESTART_SECONDS = 30.0
 INTERVAL_SECONDS = 60.0
 EPOCHS = (19.0, 95.0)
-"""Of a job: as many as the original's single jobs took, and five times that."""
+"""Epochs of a job: the number of the original's single jobs, and five times as many."""
 
 
 class Static:
-    """Every job the same workers and servers."""
+    """A policy that gives every job the same workers and servers."""
 
     name = "static"
 
@@ -214,7 +214,7 @@ class Static:
 def simulated(_: Plan) -> Part:
     """The policy in the simulator on the synchronous surfaces, probes and restarts included.
 
-    One to three jobs at once: mean completion time of coach relative to that of the best static choice.
+    One to three jobs at once: mean completion time under coach relative to the best static choice.
     """
     tables = surface_tables([surface for surface in surfaces() if surface.form == "sync"])
     rows: list[Row] = []
@@ -241,7 +241,7 @@ def simulated(_: Plan) -> Part:
 
 
 def surface_tables(of: Sequence[SpeedSurface]) -> SpeedTables:
-    """Speeds of one model a surface, whose seconds are those of an epoch with the whole data in one step."""
+    """Speeds of one model for each surface. A surface's seconds are for an epoch with the whole data in one step."""
     steps = builtin_profiles()["cifar10"].samples / BATCH
     laws = {}
     for i, surface in enumerate(of):
@@ -251,7 +251,7 @@ def surface_tables(of: Sequence[SpeedSurface]) -> SpeedTables:
 
 
 def completion(tables: SpeedTables, models: Sequence[str], epochs: float, policy: Policy) -> tuple[float, int]:
-    """Mean completion time [s] of jobs submitted at once, and their restarts in all."""
+    """Mean completion time [s] of jobs submitted at once, and the sum of their restarts."""
     data = float(tables.samples[0])
     jobs = [
         Job(f"job{i}", 0.0, model, epochs, data, 1, 1, MOST_PROCESSES, batch_size=BATCH)
@@ -266,7 +266,7 @@ def completion(tables: SpeedTables, models: Sequence[str], epochs: float, policy
 
 @cache
 def surfaces() -> list[SpeedSurface]:
-    """Four asynchronous and four synchronous surfaces in epochs per second; ranges are those of the page."""
+    """Four asynchronous and four synchronous surfaces in epochs per second, with parameter ranges from the page."""
     rng = np.random.default_rng(17)
     ranges: dict[Form, tuple[tuple[float, float], tuple[float, ...], tuple[float, ...]]] = {
         "async": ((10, 40), (0.2, 0.01, 0.01), (1.5, 0.1, 0.2)),
@@ -286,7 +286,7 @@ def over_surfaces(figure: Callable[[SpeedSurface, np.random.Generator], float]) 
 
 
 def worst_of(found: FloatArray, worst: Callable[[FloatArray], float]) -> dict[str, float]:
-    """The worst mean of a surface, and the worst of all, of a figure [surfaces, draws]."""
+    """The worst mean of a surface, and the worst draw, of a figure [surfaces, draws]."""
     return {"worst surface": rounded(worst(found.mean(axis=1))), "worst draw": rounded(worst(found))}
 
 
@@ -299,12 +299,13 @@ def measured_grid(case: str) -> FloatArray:
 
 
 def fitted(form: Form, probes: Probes, most: int = MOST) -> FloatArray:
-    """Speeds by the fit of a form to probes, up to `most` workers and servers."""
+    """Speeds of a form fitted to probes, up to `most` workers and servers."""
     return speed_grid(fit_speed(form, probes), most, most)
 
 
 def best_configuration(grid: FloatArray, most: int | None = None) -> tuple[int, int]:
-    """(workers, servers) with the highest speed of a grid, at least one of each; ties: fewest in all, then servers.
+    """(workers, servers) with the highest speed of a grid, both at least 1. Ties go to the fewest processes, then to
+    the fewest servers.
 
     most: limit of workers plus servers.
     """
@@ -316,7 +317,7 @@ def best_configuration(grid: FloatArray, most: int | None = None) -> tuple[int, 
 
 
 def greedy(grid: FloatArray) -> tuple[int, int]:
-    """What the greedy allocation gives one job with room for all."""
+    """Configuration that the greedy allocation gives a single job."""
     most = len(grid) - 1
     workers, servers = allocate(grid[None], limits(1, most), most, most)
     return int(workers[0]), int(servers[0])
@@ -338,7 +339,7 @@ def measured(surface: SpeedSurface, at: Configurations, rng: np.random.Generator
 
 
 def random_probes(rng: np.random.Generator, count: int) -> Configurations:
-    """Different configurations, all alike likely."""
+    """Different configurations, drawn with equal probability."""
     found = rng.choice(MOST * MOST, count, replace=False)
     return [(int(k) // MOST + 1, int(k) % MOST + 1) for k in found]
 

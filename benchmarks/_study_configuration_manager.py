@@ -28,9 +28,9 @@ from rlpto.simulator.settings import SimulatorSettings
 from rlpto.store.program_keys import LrRule
 
 NODES, CAPACITY = (Node(4, 2),) * 4, 16
-"""16 GPUs and 8 CPU slots."""
+"""16 GPUs and 8 CPU slots in all."""
 WORKERS, SERVERS, MOST_WORKERS, MOST_SERVERS = 4, 1, 16, 8
-"""What the job asks for, and has in the static run; what it may have."""
+"""Workers and servers that the job requests and has in the static run; the most that it may have."""
 BATCH, DATA = 512, 50_000.0
 LAW = ServerParams(a=1.0 / BATCH, b=0.03, c=0.02, d=0.001, e=0.002, servers=SERVERS, most_servers=MOST_SERVERS)
 """Seconds of a step of the middle surface: 0.37 with 4 workers and 1 server, 0.16 with 16 and 8."""
@@ -40,9 +40,9 @@ SURFACES = 20
 STATIC_S = 15_561.0
 """Seconds of the static run in the reference, section 3."""
 FREED_S = (600.0, 1500.0, 3000.0, 6000.0)
-"""Seconds at which the background load ends, as there."""
+"""Seconds at which the background load ends, as in the reference."""
 LATER_S = 1.7
-"""Seconds by which it ends later on each further surface, so that it ends at any time between two reports."""
+"""Delay of this end from one surface to the next [s], which spreads it over the time between two reports."""
 NEVER_S = 1e8
 PERIOD_S, RESTART_S, INTERVAL_S = 30.0, 30.0, 10.0
 SEEDS = range(5)
@@ -54,8 +54,8 @@ WORKER_BATCH = 16
 
 
 class Outcome(NamedTuple):
-    """A run. events: changes that were decided. rescales: that were carried out. held: GPU-seconds.
-    back: most epochs lost at once.
+    """The result of a run. events: changes that were decided. rescales: number of changes carried out. held:
+    GPU-seconds. back: most epochs lost at once.
     """
 
     seconds: float
@@ -66,12 +66,12 @@ class Outcome(NamedTuple):
 
 
 class ProgressWatch(WatchedPolicy):
-    """Notes by how many epochs the progress of a job fell between two decisions, at most."""
+    """Records the largest fall of a job's progress between two decisions [epochs]."""
 
     back = progress = 0.0
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Look, and decide as the policy does."""
+        """Record the progress, and return the policy's decision."""
         now = float(state.jobs.progress[0])
         self.back, self.progress = max(self.back, self.progress - now), now
         return super().__call__(state)
@@ -95,7 +95,7 @@ def simulated(_: Plan) -> Part:
         seconds = np.array([now.seconds for now in found])
         saved = 100 * (1 - seconds / STATIC_S)
         first, last = (np.array([now.events[i].time + RESTART_S for now in found]) - times for i in (0, -1))
-        after = min(now.events[-1].after[0] / CAPACITY for now in found)  # of the GPUs, that the job holds
+        after = min(now.events[-1].after[0] / CAPACITY for now in found)  # share of the GPUs that the job holds
         rows.append(
             {
                 "freed at [s]": freed,
@@ -126,7 +126,7 @@ def simulated(_: Plan) -> Part:
 
 
 def accuracies(_: Plan) -> Part:
-    """D5: accuracy after that many passes over the data, with and without growth."""
+    """D5: accuracy after `EPOCHS` passes over the data, with and without growth."""
     static = np.array([_trained("none", False, seed) for seed in SEEDS])
     found = Part(rows=[_accuracy_row("static", static, static)])
     rules: tuple[LrRule, ...] = ("none", "linear", "sqrt", "adascale")
@@ -142,7 +142,7 @@ def accuracies(_: Plan) -> Part:
 
 
 def _accuracy_row(name: str, found: FloatArray, static: FloatArray) -> Row:
-    """Accuracies of one way to train, and what is lost: the mean with its 95 % interval by Student's t."""
+    """Accuracies of one way to train, and the mean loss of accuracy with its 95 % interval by Student's t."""
     drop = 100 * (static - found)
     half = float(t.ppf(0.975, len(drop) - 1) * sem(drop))
     return {
@@ -158,7 +158,7 @@ def _round(values: ArrayLike, digits: int) -> float:
 
 
 def _surface(seed: int) -> ServerParams:
-    """A drawn surface."""
+    """A surface whose parameters are drawn around `LAW`."""
     rng = np.random.default_rng([17, seed])
     drawn = {name: getattr(LAW, name) * math.exp(rng.normal(0.0, SPREAD)) for name in "abcde"}
     return replace(LAW, **drawn)
@@ -180,14 +180,14 @@ def _manager() -> ConfigurationManager:
 
 
 def _played(law: ServerParams, freed: float, policy: Policy) -> Outcome:
-    """A job that takes `STATIC_S` in its own configuration, while others hold the rest of the cluster until `freed`."""
+    """Run a job that takes `STATIC_S` with its requested processes; others hold the remaining cluster until `freed`."""
     epochs = (STATIC_S - RESTART_S) * BATCH / _steps(law, WORKERS, SERVERS) / DATA
     job = Job("job", 0.0, "served", epochs, DATA, WORKERS, 1, MOST_WORKERS, batch_size=BATCH)
     shape = ClusterShape(NODES)
     load = BackgroundLoad(gpus=shape.capacity - WORKERS, cpus=shape.cpu_slots - SERVERS, until=freed)
     settings = SimulatorSettings(interval=INTERVAL_S)
     watched = ProgressWatch(policy)
-    # A noise scale so large that progress goes by samples.
+    # A noise scale large enough that progress is counted in samples.
     changes = {"rescale_delay": RESTART_S, "samples": DATA, "noise": NoiseCurve((0.0,), (1e9,))}
     tables = server_tables({"served": law}, BATCH, MOST_WORKERS, **changes)
     record = play(NODES, [job], tables, watched, settings, background=place_background([load], shape))
@@ -207,10 +207,10 @@ def _used(found: Outcome, freed: float) -> float:
 
 
 def _trained(rule: LrRule, grows: bool, seed: int) -> float:
-    """Accuracy after `EPOCHS` passes over the digits, by 4 workers, or by 16 from `GROWN_AT` of the passes on.
+    """Accuracy after `EPOCHS` passes over the digits, by 4 workers, or by 16 after the share `GROWN_AT` of the passes.
 
-    Workers that wait for each other do what one does with all their samples, so that one process stands for them. When
-    the job grows it goes on from a checkpoint, with its optimizer's state.
+    Synchronous workers compute the same update as one worker with all their samples: one process stands for them. When
+    the job grows it continues from a checkpoint, with its optimizer's state.
     """
 
     def started() -> Trainer:

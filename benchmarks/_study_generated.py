@@ -1,8 +1,8 @@
-"""What beliefs are worth to the tuned index, on 20 workloads that nothing was tuned on; about 11 CPU-minutes, and 45
-for the comparison with Pollux.
+"""Value of estimates to the tuned index, on 20 workloads that nothing was tuned on; about 11 CPU-minutes, and 45 for
+the comparison with Pollux.
 
-160 jobs in 8 hours each, as Pollux's authors drew theirs: a job of the Philly trace gives the submit time and, by its
-GPU time, the model.
+Each workload has 160 jobs in 8 hours, drawn as Pollux's authors drew theirs: a job of the Philly trace gives the submit
+time and, by its GPU time, the model.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rlpto.knowledge.remaining import RemainingKnowledge
 WORKLOADS, JOBS, FIRST_HOUR, HOURS = 20, 160, 2, 8
 FIRST_SEED = 201
 GPU_HOURS = {1.0: ("cifar10", "ncf"), 10.0: ("deepspeech2", "bert"), 100.0: ("yolov3",), 1000.0: ("imagenet",)}
-"""Models of jobs below so much GPU time; longer ones and those below a minute are left out."""
+"""Models of jobs with less GPU time than the key [h]. Longer jobs and jobs below a minute are left out."""
 WORK = ("unknown", "curve", "declared")
 LEARNT: tuple[RemainingKnowledge, ...] = ("unknown", "curve", "learnt", "learnt_or_curve")
 FITS = {"jobs choose their batches": ONLINE, "batches are fixed": (*ONLINE, "workload.mapping.adaptive_batch=false")}
 REMAINING, ATTAINED = "pollux:favour=remaining", "pollux:favour=attained"
-"""Forms of Pollux: the second does not look at the work that is left."""
+"""Forms of Pollux. The second ignores the remaining work."""
 KNOWN = (
     *("own fits, by the curve", "shared fits, learnt or by the curve"),
     *("own fits, declared epochs", "shared fits, declared epochs"),
@@ -48,13 +48,13 @@ PLANNED: dict[str, tuple[str, ...]] = {
     "true speeds, learnt or by the curve": ("knowledge.remaining=learnt_or_curve",),
     "true speeds, learnt": ("knowledge.remaining=learnt",),
 }
-"""What is known where the planner is compared; where work is unknown or by the curve it decides as its base."""
+"""Knowledge of policies where the planner is compared; with work unknown or by the curve it decides as its base."""
 TARGETS = (0.8, 1.0)
-"""Shares of the accuracy that a model gains, between which users' targets lie."""
+"""Shares of a model's accuracy gain between which users' targets lie."""
 
 
 def remaining(plan: Plan) -> Part:
-    """Mean JCT of the tuned index, with true speeds, by what it knows of remaining work; paired."""
+    """Mean JCT of the tuned index, with true speeds, by its knowledge of remaining work; paired."""
     found = Part()
     seconds = {work: mean_jct(plan, TUNED, f"knowledge.remaining={work}") for work in WORK}
     for work, jct in seconds.items():
@@ -67,7 +67,7 @@ def remaining(plan: Plan) -> Part:
 
 
 def planner(plan: Plan) -> Part:
-    """Mean JCT of the planner by its base's, the tuned index; paired."""
+    """Mean JCT of the planner relative to its base, the tuned index; paired."""
     found = Part()
     for known, settings in PLANNED.items():
         index, planned = (mean_jct(plan, spec, *TIME_ONLY, *settings) for spec in (TUNED, PLANNER))
@@ -79,7 +79,7 @@ def planner(plan: Plan) -> Part:
 
 
 def fits(plan: Plan) -> Part:
-    """The fit with a prior against Pollux's fit, epochs declared, each job its own; paired."""
+    """The fit with a prior against Pollux's fit, with declared epochs and separate fits for each job; paired."""
     found = Part()
     for name, settings in FITS.items():
         bayes, pollux = (mean_jct(plan, TUNED, *settings, f"knowledge.fit={fit}") for fit in ("bayes", "pollux"))
@@ -91,7 +91,7 @@ def fits(plan: Plan) -> Part:
 
 
 def rivals(plan: Plan) -> Part:
-    """The tuned index against the better one of two forms of Pollux; paired."""
+    """The tuned index against the better of two forms of Pollux; paired."""
     found = Part()
     for name in KNOWN:
         index, left = (mean_jct(plan, spec, *SETTINGS[name]) for spec in (TUNED, REMAINING))
@@ -105,7 +105,7 @@ def rivals(plan: Plan) -> Part:
 
 
 def ends(plan: Plan) -> Part:
-    """What the curve and finished jobs say, with true speeds, by how jobs end; paired."""
+    """Estimates from the curve and from finished jobs, with true speeds, by how jobs end; paired."""
     found = Part()
     experiment = prepare(workloads(plan))
     for how in ("at fixed epochs", "at a target accuracy", "once flat", "by their users"):
@@ -122,9 +122,9 @@ def ends(plan: Plan) -> Part:
 
 
 def ended(experiment: Experiment, jobs: Sequence[Job], how: str, rng: np.random.Generator) -> list[Job]:
-    """The jobs, made to end another way. Of what decides their ends nothing is shown to a policy.
+    """The jobs, changed to end in another way. Policies see nothing of what determines the ends.
 
-    at a target accuracy: of the user's choice. once flat: by the rule of early stopping. by their users: in the midst.
+    at a target accuracy: chosen by the user. once flat: by the rule of early stopping. by their users: at any time.
     """
     tables, found = experiment.tables(), []
     for job in jobs:
@@ -154,14 +154,14 @@ def ratio_of(jct: FloatArray, reference: FloatArray) -> Interval:
 
 
 def mean_jct(plan: Plan, spec: str, *settings: str) -> FloatArray:
-    """[workloads] seconds."""
+    """[workloads] mean JCT [s]."""
     return np.array(
         [one.metrics["jct_mean"] for one in finished(plan, workloads(plan, *settings), [spec], "generated")]
     )
 
 
 def workloads(plan: Plan, *settings: str) -> Config:
-    """The configuration with these workloads, which are written if they are not there."""
+    """The configuration with these workloads, which are written if they are missing."""
     assert plan.data is not None
     folder = plan.folder / "generated"
     if len(list(folder.glob("*.csv"))) < WORKLOADS:
@@ -170,7 +170,7 @@ def workloads(plan: Plan, *settings: str) -> Config:
 
 
 def write_workloads(data: Path, folder: Path) -> None:
-    """Workloads in the form of Pollux's, a file for each seed; sizes of a model's jobs are those of published jobs."""
+    """Write workloads in Pollux's format, a file for each seed; job sizes are drawn from the model's published jobs."""
     folder.mkdir(parents=True, exist_ok=True)
     published = pd.concat(pd.read_csv(path) for path in sorted((data / "traces" / "pollux").glob("*.csv")))
     trace = pd.read_csv(data / "traces" / "philly.csv.gz", parse_dates=["timestamp"])
@@ -185,7 +185,7 @@ def write_workloads(data: Path, folder: Path) -> None:
 
 
 def drawn(jobs: pd.DataFrame, sizes: Mapping[object, np.ndarray], rng: np.random.Generator) -> pd.DataFrame:
-    """One workload."""
+    """Draw one workload."""
     rows = []
     for time, hours in sorted(jobs.iloc[rng.choice(len(jobs), JOBS, replace=False)].itertuples(index=False)):
         model = rng.choice(next(models for bound, models in GPU_HOURS.items() if hours < bound))

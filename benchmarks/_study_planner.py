@@ -1,5 +1,5 @@
-"""What looking ahead is worth, and what knowledge is: `planner` against the index that it steers, and all policies on
-Pollux's workloads under each setting of what is known; see docs/planning.md, docs/results.md, docs/systems/README.md.
+"""Value of looking ahead, and of knowledge: `planner` against its base index, and all policies on Pollux's workloads
+under each setting of knowledge. Pages: docs/planning.md, docs/results.md, docs/systems/README.md.
 
 Weights were tuned on the generated workloads 101-106.
 """
@@ -43,7 +43,7 @@ from rlpto.policies.spec import policy_label
 from rlpto.simulator.cluster import SimulatedCluster
 
 WINDOWS: dict[Workload, int] = {"synthetic": 6, "philly": 25, "pollux": 24}
-"""Of each place, at most: a window of synthetic takes many times the others' time."""
+"""Most windows of each workload: a window of synthetic takes many times the others' time."""
 FRESH_SEED = "seed=71"
 """Draws windows of synthetic and pollux that nothing was tuned or compared on before."""
 SHARED = (*ONLINE, "knowledge.fits=shared")
@@ -60,13 +60,13 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "shared fits, epochs unknown": (*SHARED, UNKNOWN),
     "shared fits, by the curve": (*SHARED, "knowledge.remaining=curve"),
 }
-"""What policies and jobs know, by name."""
+"""Overrides for the knowledge of policies and jobs, by name."""
 CLAIMED = (
     *("true speeds, declared epochs", "own fits, declared epochs", "own fits, by the curve"),
     *("shared fits, declared epochs", "shared fits, learnt or by the curve", "shared fits, by the curve"),
 )
 FOLDERS = ("traces/pollux", "pollux/generated")
-"""Pollux's published workloads, and those that the weights were tuned on, with true speeds."""
+"""Pollux's published workloads, and the workloads that the weights were tuned on, with true speeds."""
 BELIEFS: dict[str, tuple[str, ...]] = {
     "Pollux's fit, jobs not observed look short": ("knowledge.fit=pollux",),
     "fit with a prior": (),
@@ -76,24 +76,24 @@ BELIEFS: dict[str, tuple[str, ...]] = {
 }
 TUNED = tuned("pollux-adaptive")
 SEARCH = "perturbations=24,spread=0.25"
-"""Options of the planner on Pollux's workloads: chosen on the generated workloads 101 to 106."""
+"""Options of the planner on Pollux's workloads, chosen on the generated workloads 101 to 106."""
 PLANNER = f"planner:base={TUNED.removeprefix('index:weights=')},{SEARCH}"
 NEED_EPOCHS = ("srtf", "hesrpt", "optimus", "index", "pollux:favour=remaining", TUNED, PLANNER)
-"""Policies that look at the work that is left; to the others it makes no difference."""
+"""Policies that use the remaining work; the others are not affected by it."""
 POLICIES = (
     *(PLANNER, TUNED, "pollux:favour=remaining", "pollux:favour=attained", "pollux", "index", "hesrpt"),
     *("max_throughput", "equal_share", "srtf", "optimus", "las", "tiresias", "elastic_fifo", "round_robin", "fifo"),
 )
 PLACES = (("results/synthetic", 16, 100), ("large", 1000, 10_000))
-"""Config, nodes and active jobs, where the time of a decision is measured."""
+"""Config, nodes and active jobs for which the time of a decision is measured."""
 DECISIONS = 60
 
 
 def windows(plan: Plan, label: str = "", settings: tuple[str, ...] = (), *, around_agents: bool = False) -> Part:
     """Test windows under weighted classes by mean JCT, each against the index tuned for JCT. Time alone is rewarded.
 
-    label: in front of the figures' names. around_agents: the planner's bases are the agents that learnt from whole
-    windows at all loads, else the tuned index is.
+    label: prefix of the figures' names. around_agents: whether the planner's bases are the agents trained on whole
+    windows at all loads, instead of the tuned index.
     """
     rows, ratios = [], []
     for workload, load in plan.places():
@@ -123,7 +123,7 @@ noisy = partial(windows, label="with 20 % noise of estimates, ", settings=("know
 
 
 def rewards(plan: Plan) -> Part:
-    """Test windows by total reward: against every policy of the configs, and the agent that is the planner's base."""
+    """Test windows by total reward: the planner against every policy of the configs, and against its base agent."""
     rows, ahead, beyond = [], 0, 0
     for workload, load in plan.places():
         config = plan.config(workload, load, FRESH_SEED, windows=WINDOWS[workload])
@@ -149,13 +149,13 @@ def rewards(plan: Plan) -> Part:
 
 
 def named(done: Sequence[FinishedCell], knowledge: str) -> pd.DataFrame:
-    """A frame of cells in which planners and indices go by their policy's name, without options."""
+    """A frame of cells in which planners and indices are named by their policy alone, without options."""
     cells = frame(done, knowledge)
     return cells.assign(policy=cells["policy"].str.replace(r"^(planner|index):.*", r"\1", regex=True))
 
 
 def knowledge(plan: Plan) -> Part:
-    """All policies in each setting; 22 CPU-minutes. Time alone is rewarded, which is what the planner plans for."""
+    """All policies in each setting; 22 CPU-minutes. Only time is rewarded, as the planner assumes."""
     ratios: dict[str, dict[str, float]] = {}
     names = {PLANNER: "planner", TUNED: "tuned index"}
     for spec in POLICIES:
@@ -168,7 +168,7 @@ def knowledge(plan: Plan) -> Part:
 
 
 def beliefs(plan: Plan) -> Part:
-    """What each part of the beliefs is worth to the tuned index, where each job fits its own speed."""
+    """Value of each part of the estimates to the tuned index, if each job fits its own speed."""
     rows = []
     for name, settings in BELIEFS.items():
         found = [of_published(plan, TUNED, (*ONLINE, *settings), folder) for folder in FOLDERS]
@@ -177,7 +177,7 @@ def beliefs(plan: Plan) -> Part:
 
 
 def of_published(plan: Plan, spec: str, settings: tuple[str, ...], folder: str = FOLDERS[0]) -> float:
-    """Mean JCT over the workloads of a folder by Pollux's published mean, with jobs that choose their batch sizes."""
+    """Mean JCT over a folder's workloads relative to Pollux's published mean; jobs choose their batch sizes."""
 
     def wanted(window: str) -> bool:
         return folder != FOLDERS[0] or window in PUBLISHED_JCT_S
@@ -200,7 +200,7 @@ def latency(_: Plan) -> Part:
         policy, taken = experiment.policy("planner"), []
         for alone, _ in islice(decided(cluster, Queue(experiment.config.queue), policy), DECISIONS):
             taken.append(1e3 * alone)
-            policy.reset(0)  # so that it plans every time
+            policy.reset(0)  # makes it plan every time
         p99 = float(np.percentile(taken[2:], 99))
         figures[f"decision, {active} jobs on {nodes} nodes, p99"] = p99
         rows.append(

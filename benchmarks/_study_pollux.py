@@ -1,6 +1,6 @@
-"""Pollux: parity with its simulator, and how long a search takes; about two CPU-minutes.
+"""Pollux: parity with its simulator, and the duration of a search; about two CPU-minutes.
 
-Stored are 40 rounds of its simulator with the relaxed bound and what the original's genetic search came to, for tests.
+Stored for tests are 40 rounds of its simulator, with the relaxed bound and the result of the original's genetic search.
 Larger rounds are made from their jobs.
 """
 
@@ -28,16 +28,16 @@ PUBLISHED_JCT_S = {"workload-1": 2089.0, "workload-2": 3323.0, "workload-3": 218
 """Mean JCT by the authors of Pollux (OSDI'21 artifact)."""
 ADAPTIVE = "workload.mapping.adaptive_batch=true"
 ONLINE = ("knowledge.mode=online", "workload.mapping.fixed_batch_models=[ncf]")
-"""Jobs know their own fits. In the simulator ncf always trains at 32,768."""
+"""Jobs use fits of their own speeds. In the simulator ncf always trains at 32,768."""
 STORED = "pollux/pollux-objective-instances.json"
 STEPS = PolluxOptions().steps
 CROWDS = ((30, 16, 4, 300), (160, 16, 4, 100), (1000, 250, 4, 20), (250, 250, 4, 20))
-"""Jobs, nodes, GPUs of each, rounds."""
+"""Jobs, nodes, GPUs of each node, rounds."""
 NODES, GPUS_PER_NODE = 16, 4
 RESTART_S = 30.0
 INTERVAL_S = 60.0
 CANDIDATES = 50
-"""Batch sizes that goodput is optimised over, spaced geometrically."""
+"""Number of batch sizes over which goodput is optimised, spaced geometrically."""
 
 
 def parity(plan: Plan) -> Part:
@@ -96,10 +96,10 @@ def latency(plan: Plan) -> Part:
 
 @dataclass(frozen=True)
 class Round:
-    """What `search` is given, with the same names, and what is known of the best placement.
+    """Arguments of `search`, with the same names, and known results for comparison.
 
     bound: the relaxed least sum of costs. genetic: the power mean of the genetic search. stored: the placement of the
-    reference's own search, and stored_cost what another run of it came to.
+    reference's own search. stored_cost: the result of another run of that search.
     """
 
     speedup: FloatArray
@@ -130,7 +130,7 @@ class Round:
 
 
 def entries(plan: Plan) -> list[dict[str, Any]]:
-    """The stored rounds, as their file has them."""
+    """The stored rounds, in the form of their file."""
     assert plan.data is not None
     return read_entries(plan.data / STORED)
 
@@ -142,7 +142,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def stored_round(entry: dict[str, Any]) -> Round:
-    """A round as the reference's simulator met it."""
+    """A round of the reference's simulator."""
     jobs, gpus = entry["jobs"], NODES * GPUS_PER_NODE
     age = entry["time"] - np.array([job["submit"] for job in jobs], dtype=np.float64)
     restarts = np.array([job["restarts"] for job in jobs])
@@ -174,7 +174,7 @@ def job_speedups(job: dict[str, Any], gpus: int, fair: int) -> FloatArray:
 def _goodput(key: tuple[float, ...], base: int, largest: int, min_local: int, max_local: int, most: int) -> FloatArray:
     """[2, most + 1] samples' worth of progress per second at the best batch size; Pollux (OSDI 2021), section 3.
 
-    As its simulator has it, synchronisation of one GPU included, so that stored costs come out to the digit.
+    Follows its simulator, synchronisation of one GPU included, to reproduce stored costs to the digit.
     """
     alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma, sqr, var = key
     gpus = np.arange(1, most + 1)[:, None]
@@ -199,10 +199,10 @@ def _goodput(key: tuple[float, ...], base: int, largest: int, min_local: int, ma
 
 
 def crowd_rounds(plan: Plan, jobs: int, size: IntArray, count: int) -> Iterator[Round]:
-    """`count` decisions in a row on a crowd of stored jobs, each starting from the placement of the one before.
+    """Yield `count` successive decisions on a crowd of stored jobs, each starting from the placement before it.
 
-    A tenth of the jobs, drawn at random, is replaced by new ones in every round. A job may have twice the GPUs that it
-    has had, one to begin with.
+    In every round, a tenth of the jobs, drawn at random, is replaced by new ones. A job may have twice its largest
+    number of GPUs so far, starting with one.
     """
     rng = np.random.default_rng(0)
     gpus = int(size.sum())

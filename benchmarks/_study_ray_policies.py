@@ -1,4 +1,4 @@
-"""Policies over jobs that really train on a local Ray cluster, and the same in simulation; see docs/ray-policies.md."""
+"""Policies over jobs that train on a local Ray cluster, and the same in simulation (docs/ray-policies.md)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ CONFIG = _common.CONFIGS / "ray_policies.yaml"
 IMAGES = _common.ROOT / "docs" / "images"
 FORKED = _common.ROOT / "tests" / "ray_cluster" / "fork_server.py"
 RIVALS, OURS, SHOWN = ("tiresias", "pollux"), ("tuned_index", "planner", "agent"), ("pollux", "agent")
-"""Policies that ours are compared with, ours, and those of the pictures."""
+"""Policies to compare with, policies of this project, and policies shown in pictures."""
 TRUE_SPEEDS = ("--set", "knowledge.mode=exact")
-"""In simulation: real jobs guess their speed from their pace, which is true within a few per cent."""
+"""For simulations: real jobs guess their speed from their pace, which is true within a few per cent."""
 
 
 def compared(plan: Plan) -> Part:
@@ -63,7 +63,7 @@ def compared(plan: Plan) -> Part:
 
 
 def cells(plan: Plan, name: str, *options: str) -> list[FinishedCell]:
-    """Cells of an evaluation of the configuration by the command that users start, which continues what is there."""
+    """Cells of an evaluation of the configuration, run with the users' command; an earlier evaluation continues."""
     folder = plan.folder / "ray_policies" / name
     environment = {"RLPTO_WORKER_PROGRAM": str(FORKED)} | os.environ
     command = [sys.executable, "-m", "rlpto.cli.main", "evaluate", str(CONFIG), "--no-report", "--run-dir", str(folder)]

@@ -1,7 +1,7 @@
 """Schedulearn against its acceptance behaviours S1 to S4 in simulation; about one CPU-minute.
 
-Jobs are the original's: its speed curves (configs/schedulearn/mnist.yaml) on 3 servers of 4 GPUs, and its two
-experiments, four-GPU jobs of one framework every ten seconds and 30 mixed jobs. Every policy meets the same jobs.
+Jobs come from the original: its speed curves (configs/schedulearn/mnist.yaml) on 3 servers of 4 GPUs, and its two
+experiments, four-GPU jobs of one framework every ten seconds and 30 mixed jobs. Every policy gets the same jobs.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ MIXED_MODELS = EQUAL_MODELS[:2]
 RESTART_S = 5.0
 MIXED_JOBS, GAP_S = 30, (1.0, 30.0)
 LOADS = (0.6, 0.8, 1.0, 1.2, 1.5)
-"""GPU-time that jobs ask for over capacity; the original's gaps, 1 to 30 s, make 0.8."""
+"""GPU-time that jobs request relative to capacity; the original's gaps, 1 to 30 s, make 0.8."""
 GAPS_LOAD = 0.8
 SEEDS = 20
 FIFO, ELASTIC, ROUND_ROBIN = "fifo:one_node=true", "elastic_fifo:one_node=true", "round_robin"
 SWITCHES = {120.0: ELASTIC, 240.0: ROUND_ROBIN, 360.0: FIFO}
-"""Policies after FIFO, by second."""
+"""Policies after FIFO, by the second of the switch."""
 SPREAD = "jobs per server, largest difference"
 
 
 def switched(_: Plan) -> Part:
-    """S1: four policies one after the other while jobs run."""
+    """S1: four policies in succession while jobs run."""
     spec = ">".join([FIFO, *(f"{at:g}:{name}" for at, name in SWITCHES.items())])
     runs = [traced(mixed(GAPS_LOAD, seed), spec) for seed in range(SEEDS)]
     firsts = [
@@ -78,7 +78,7 @@ def switched(_: Plan) -> Part:
 
 
 def elastic(_: Plan) -> Part:
-    """S2 and S4: Elastic FIFO against FIFO, on one server each as there, and where jobs may span servers."""
+    """S2 and S4: Elastic FIFO against FIFO, with each job on one server as in the original, and with any servers."""
     rows: list[Row] = []
     changes, least_busy, inversions = [], 1.0, 0
     for on, ours, rival in (("one server each", ELASTIC, FIFO), ("any servers", "elastic_fifo", "fifo")):
@@ -105,7 +105,7 @@ def elastic(_: Plan) -> Part:
 
 
 def exclusive(_: Plan) -> Part:
-    """S3 where jobs have GPUs to themselves: equal jobs, and mixed ones."""
+    """S3 if jobs have GPUs to themselves: equal jobs, and mixed ones."""
     rows = [rotated(model) for model in EQUAL_MODELS]
     widest = max(row[SPREAD] for row in rows)
     changes, spreads = [], []
@@ -124,7 +124,7 @@ def exclusive(_: Plan) -> Part:
 
 
 def rotated(model: str) -> dict[str, Any]:
-    """Twenty four-GPU jobs, one every ten seconds, under FIFO and under round robin: a row."""
+    """Row for twenty four-GPU jobs, one every ten seconds, under FIFO and under round robin."""
     jobs = [job(10.0 * i, model, GPUS, i) for i in range(20)]
     settings = SimulatorSettings(interval=1.0, rescale_delay=0.0)
     (rotating, watched), (packed, _) = traced(jobs, ROUND_ROBIN, settings), traced(jobs, FIFO, settings)
@@ -139,7 +139,7 @@ def rotated(model: str) -> dict[str, Any]:
 
 @cache
 def speed_tables() -> SpeedTables:
-    """Of all four frameworks."""
+    """Speed tables of all four frameworks."""
     profiles = load_profiles(CONFIGS / "schedulearn" / "mnist.yaml")
     return compile_tables(profiles, [JobType(model) for model in profiles.models], GPUS, GPUS)
 
@@ -150,7 +150,7 @@ def job(submit: float, model: str, gpus: int, number: int) -> Job:
 
 
 def mixed(load: float, seed: int) -> list[Job]:
-    """30 jobs of PyTorch or TensorFlow that ask for 1 to 4 GPUs, with gaps that make this load."""
+    """30 jobs of PyTorch or TensorFlow that request 1 to 4 GPUs, with gaps that give this load."""
     rng = np.random.default_rng([17, seed])
     models = rng.choice(MIXED_MODELS, MIXED_JOBS).tolist()
     gpus = rng.integers(1, GPUS + 1, MIXED_JOBS).tolist()
@@ -159,7 +159,7 @@ def mixed(load: float, seed: int) -> list[Job]:
 
 
 class TracedDecision(NamedTuple):
-    """time: s. node: [n] node with most GPUs of each job that starts. touched: running jobs given other GPUs."""
+    """time [s]. node: [n] node with most GPUs of each job that starts. touched: running jobs whose GPUs change."""
 
     time: float
     policy: str
@@ -168,7 +168,7 @@ class TracedDecision(NamedTuple):
 
 
 class DecisionTrace(WatchedPolicy):
-    """Decides as another policy does, and notes what it decided."""
+    """Decides as another policy does, and records the decisions."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
@@ -197,9 +197,9 @@ def traced(
 
 
 def totals(record: RunRecord) -> tuple[float, float, float]:
-    """GPU-seconds held over those that could be of use, makespan [s], mean JCT [s].
+    """GPU-seconds held relative to usable GPU-seconds, makespan [s], mean JCT [s].
 
-    Of use are all GPUs, or the most that the jobs that are there can use.
+    Usable are all GPUs, or the sum of the present jobs' max_gpus if that is smaller.
     """
     jobs = record.jobs
     ends = np.concatenate([jobs.submit_time, jobs.finish_time])
@@ -217,7 +217,7 @@ def spread_over_servers(watched: DecisionTrace) -> int:
 
 
 def in_percent(changes: FloatArray) -> dict[str, str]:
-    """Mean changes [20 * loads, 2] of makespan and mean JCT with intervals; loads of one seed count as one."""
+    """Mean changes [20 * loads, 2] of makespan and mean JCT with intervals; loads of one seed count as one sample."""
     seeds = [at % SEEDS for at in range(len(changes))]
     intervals = [bootstrap_interval(column, seeds) for column in changes.T]
     texts = [f"{found.estimate:+.1%} ({found.low:+.1%} to {found.high:+.1%})" for found in intervals]

@@ -28,17 +28,17 @@ from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 PUBLISHED_JCT_S = 1086.633
-"""Mean JCT of Sia's own simulator on the parity case (result.txt next to it)."""
+"""Mean JCT of Sia's own simulator on the parity case (result.txt in the case's folder)."""
 POLICIES = ("fifo", "tiresias", "equal_share", "max_throughput", "optimus", "index", "gavel", "sia", "planner")
 SLOWDOWNS, SLOWDOWN = {"cifar10": 1.8}, 1.2
-"""What Sia's simulator divides speeds by, by model and of all others."""
+"""Divisors of speeds in Sia's simulator, by model and for all others."""
 PARITY_NODES = [Node(4, gpu="aws")] * 6, [Node(8, gpu="dgx-ext")] * 2, [Node(8, gpu="rtx")] * 3
-"""Of the parity case, by kind of GPU."""
+"""Nodes of the parity case, by GPU type."""
 LATENCY_JOBS, LATENCY_DECISIONS, PROGRAMMES = 160, 150, 50
 
 
 def compared(plan: Plan) -> Part:
-    """Every policy on the windows of configs/kinds.yaml: means over windows; how long two of them take to decide."""
+    """Every policy on configs/kinds.yaml: means over its windows, and decision times of two policies."""
     config = load_config(_common.CONFIGS / "kinds.yaml")
     shape = Experiment(config).shape
     done = {policy: finished(plan, config, [policy], "kinds") for policy in POLICIES}
@@ -68,7 +68,7 @@ def p99(seconds: list[float]) -> float:
 
 
 def latencies(shape: ClusterShape, name: str) -> list[float]:
-    """Seconds of each of the first decisions while 160 adaptive jobs are active; without the first, which imports."""
+    """Seconds of the first decisions while 160 adaptive jobs are active, without the very first, which imports."""
     profiles = load_profiles(None)
     models = list(profiles.models) * LATENCY_JOBS
     tables = compile_tables(
@@ -90,7 +90,7 @@ def latencies(shape: ClusterShape, name: str) -> list[float]:
 
 
 def programme_seconds(shape: ClusterShape) -> list[float]:
-    """Seconds that Sia's programme takes with every configuration open to each of 160 jobs, on drawn speed-ups."""
+    """Seconds of Sia's programme with every configuration open to each of 160 jobs, on drawn speed-ups."""
     taken = []
     for seed in range(PROGRAMMES):
         rng, entries, values = np.random.default_rng(seed), [], []
@@ -112,11 +112,11 @@ def programme_seconds(shape: ClusterShape) -> list[float]:
 
 
 def parity(plan: Plan) -> Part:
-    """Sia's own parity case and its own results, by model; nothing without them.
+    """Sia's own parity case compared with its own results, by model; empty without them.
 
-    By the rules of its simulator: jobs know only their own fits, one for each kind of GPU. Speeds are measured ones,
-    divided by its constants: as if jobs had that much more data. Many solutions of the programme are equally good, and
-    the solver's choice among them changes with the order of the kinds: so all six orders are played.
+    The rules are from its simulator: jobs use only their own fits, one for each GPU type. Measured speeds are divided
+    by its constants, as if jobs had that much more data. Many solutions of the programme are equally good, and the
+    solver's choice among them depends on the order of the GPU types: all six orders are played.
     """
     found = Part()
     if plan.data is None or not (plan.data / "sia" / "philly-3-first30.csv").is_file():

@@ -22,7 +22,7 @@ GUARDS = {"0.7": StopRule(), "0.5": StopRule(after=0.5), "none": StopRule(after=
 """Rules by their guard."""
 DEFAULT = "0.7"
 SAVED, LOST_POINTS = 0.2, 0.5
-"""Share of the epochs, and points of final accuracy, that the claims are about."""
+"""Share of the epochs saved, and points of final accuracy lost, in the claims."""
 LOAD = 1.1
 RATIOS = {"jct_mean": "JCT", "gpu_hours": "GPU-hours"}
 
@@ -35,7 +35,7 @@ def measured_runs(folder: Path, model: str) -> FloatArray:
 
 
 def stopped_at(rule: StopRule, accuracy: FloatArray) -> int:
-    """Epoch at which a training [epochs + 1] ends; the rule sees one evaluation after the other, as of a real job."""
+    """Epoch at which a training [epochs + 1] ends; the rule sees the evaluations one by one, as for a real job."""
     declared = len(accuracy) - 1
     epochs = np.arange(declared + 1.0)
     fires = (e for e in range(1, declared) if has_flattened(rule, declared, epochs[: e + 1], accuracy[: e + 1]))
@@ -43,13 +43,13 @@ def stopped_at(rule: StopRule, accuracy: FloatArray) -> int:
 
 
 def points_lost(runs: FloatArray, ends: list[int]) -> FloatArray:
-    """[runs] points of accuracy between the best one of whole trainings and the best one until `ends`."""
+    """[runs] points of accuracy between the best of a whole training and its best up to `ends`."""
     best = np.maximum.accumulate(runs, axis=1)
     return np.asarray(100 * (best[:, -1] - best[np.arange(len(runs)), ends]))
 
 
 def curves(plan: Plan) -> Part:
-    """A row for each model: what is saved and lost under every guard."""
+    """A row for each model: savings and losses under every guard."""
     assert plan.data is not None
     rows: list[Row] = []
     kept = []
@@ -95,7 +95,7 @@ def completion(plan: Plan) -> Part:
 
 
 def metrics(plan: Plan, rule: StopRule | None) -> pd.DataFrame:
-    """Metrics of the tuned index at LOAD: a row a window."""
+    """Metrics of the tuned index at LOAD: a row for each window."""
     chosen = [] if rule is None else [f"workload.mapping.stop={rule.model_dump_json()}"]
     config = plan.config("pollux", LOAD, *chosen)
     done = finished(plan, config, [tuned("pollux-jct")], "stopping", (config.seed,))

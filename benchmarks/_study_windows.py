@@ -1,7 +1,7 @@
-"""Agents that learn from whole windows, against the tuned index that they start from; see docs/agent.md.
+"""Agents trained on whole windows, against the tuned index that they start from. The page is docs/agent.md.
 
-Ways to learn are compared by as many trainings of each as the study has seeds, all else by one. Every figure is of test
-windows that nothing was trained or tuned on, played whole. Time alone is rewarded, and classes weigh.
+Ways to learn are compared by one training for each seed of the study, all other results by one training. Every figure
+is for test windows that nothing was trained or tuned on, played whole. Only time is rewarded, and classes are weighted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import FloatArray
 
 DRAWS = 60
-"""Of each file of Pollux's workloads, for testing."""
+"""Windows drawn from each file of Pollux's workloads, for testing."""
 OBSERVED_WINDOWS = 40
-"""At each load, where jobs fit their own speeds: a window takes a second."""
+"""Windows at each load if jobs fit their own speeds: a window takes a second."""
 SEEDS = 4
-"""Repetitions of each test window of the others, with other models and work of the jobs."""
+"""Repetitions of each test window of the other workloads, with other models and work of the jobs."""
 CONSTANTS, NETWORK, BOTH = "constants alone, by evolution", "network alone, by evolution", "both, by evolution"
 BY_EVOLUTION = "agent.whole_windows.trainer=evolution"
 WAYS: dict[str, tuple[str, ...]] = {
@@ -36,13 +36,13 @@ WAYS: dict[str, tuple[str, ...]] = {
     "both, by PPO": (),
 }
 CLAIMED = (NETWORK, BOTH)
-"""Of the others nothing is claimed: constants for all loads are tuned already, and PPO ties with evolution."""
+"""Ways with claims: the weights for all loads are tuned already, and PPO ties with evolution."""
 GUESSED = {
     "lengths learnt from finished jobs": "knowledge.remaining=learnt",
     "lengths unknown": "knowledge.remaining=unknown",
 }
 OBSERVED = ("knowledge.mode=online", "knowledge.fits=shared", "knowledge.remaining=learnt")
-"""What a real scheduler knows."""
+"""Overrides for the knowledge of a real scheduler."""
 EVERY = (*TIME_ONLY, "queue.classes=weighted")
 
 
@@ -63,12 +63,12 @@ def jct(plan: Plan) -> Part:
 
 
 def ways(plan: Plan) -> Part:
-    """What is learnt, and how, at equal numbers of windows: Pollux's workloads at all loads."""
+    """Ways to learn at equal numbers of windows: Pollux's workloads at all loads."""
     return by_way(plan, "", WAYS, (), plan.seeds)
 
 
 def guessed(plan: Plan) -> Part:
-    """The same where work is not declared: constants and agents that learnt there, against the same tuned index."""
+    """The same ways if work is not declared: index weights and agents trained so, against the same tuned index."""
     part = Part()
     for name, setting in GUESSED.items():
         found = by_way(plan, f"{name}: ", {way: WAYS[way] for way in (CONSTANTS, BOTH)}, (setting,), 1)
@@ -78,8 +78,8 @@ def guessed(plan: Plan) -> Part:
 
 
 def observed(plan: Plan) -> Part:
-    """What a real scheduler knows: agents that learnt where compiled clusters look up what fits say, in clusters where
-    jobs do fit their own speeds; Pollux's workloads."""
+    """The knowledge of a real scheduler: agents trained where compiled clusters look up fits in a table, tested in
+    clusters where jobs fit their own speeds; Pollux's workloads."""
     part, workload = Part(), plan.workloads[-1]
     index = tuned(f"{workload}-jct-weighted")
     learnt = {}
@@ -101,7 +101,7 @@ def observed_at(plan: Plan, workload: Workload, load: float, index: str, specs: 
 
 
 def by_way(plan: Plan, prefix: str, chosen: Mapping[str, Sequence[str]], known: Sequence[str], seeds: int) -> Part:
-    """A row for each way to learn, on Pollux's workloads. known: overrides of what is known. seeds: of training."""
+    """A row for each way to learn, on Pollux's workloads. known: overrides of knowledge. seeds: seeds of training."""
     part, workload, learnt = Part(), plan.workloads[-1], {}
     for way, overrides in chosen.items():
         name = f"{prefix}{way}"
@@ -113,7 +113,7 @@ def by_way(plan: Plan, prefix: str, chosen: Mapping[str, Sequence[str]], known: 
 
 
 def add_row(part: Part, plan: Plan, way: str, name: str, learnt: Mapping[str, Sequence[FloatArray]]) -> None:
-    """Add the row of one way to learn, against the tuned index and against constants alone.
+    """Add the row of one way to learn, against the tuned index and against index weights alone.
 
     learnt: by way the losses of every load, each [windows, seeds].
     """
@@ -130,12 +130,12 @@ def add_row(part: Part, plan: Plan, way: str, name: str, learnt: Mapping[str, Se
 
 
 def vector_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> FloatArray:
-    """[S] the best steering vector of a training, which is run if that is not done yet."""
+    """[S] the best steering vector of a training, which is run first if necessary."""
     return read_archive(run_file(run_of(plan, workload, variant, overrides, seed)), KINDS).arrays[STEERING]
 
 
 def run_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> Path:
-    """Folder of a training, which is run if that is not done yet."""
+    """Folder of a training, which is run first if necessary."""
     label = variant.replace(" ", "-").replace(",", "").replace(":", "")
     given = (*EVERY, *MORE.get(workload, ()), started(workload), *overrides)
     return trained(plan, workload, f"windows-{label}", given, seed)
@@ -149,7 +149,7 @@ def started(workload: Workload) -> str:
 def losses_at(
     plan: Plan, workload: Workload, load: float, overrides: Sequence[str], vectors: Sequence[FloatArray]
 ) -> FloatArray:
-    """[windows, vectors] losses against the tuned index at a load; repetitions of a window count as one."""
+    """[windows, vectors] losses against the tuned index at a load; repetitions of a window count as one sample."""
     more = (f"workload.draws={DRAWS}",) if workload == "pollux" else ()
     experiment = Experiment(plan.config(workload, load, *EVERY, started(workload), *more, *overrides, windows=10**6))
     seeds = range(1 if workload == "pollux" else SEEDS)
@@ -161,7 +161,7 @@ def losses_at(
 
 
 def relative(losses: FloatArray) -> Interval:
-    """Geometric mean over windows and seeds of training of 1 + loss [W, S]; windows and seeds are resampled apart."""
+    """Geometric mean over windows and training seeds of 1 + loss [W, S]; windows and seeds are resampled separately."""
     logs, random = np.log1p(losses), np.random.default_rng(0)
     seeds = logs.shape[1]
 

@@ -1,4 +1,4 @@
-"""Runs of the studies of published systems: jobs of their own on a simulated cluster, and trainings of digits."""
+"""Runs for the studies of published systems: a study's jobs on a simulated cluster, and trainings of digits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlpto.ray_cluster.worker.training import Trainer
 
 DIGITS = 1437
-"""Samples."""
+"""Number of samples in the digits' training set."""
 
 
 def play(
@@ -37,13 +37,13 @@ def play(
     queue: QueueSettings | None = None,
     **more: Any,
 ) -> RunRecord:
-    """Let a policy schedule the jobs until all are over. more: of the cluster."""
+    """Let a policy schedule the jobs until all are over. more: arguments of the cluster."""
     cluster = SimulatedCluster(nodes, jobs, tables, settings or SimulatorSettings(), **more)
     return run(cluster, policy, queue or QueueSettings(), RewardWeights())
 
 
 def server_tables(laws: Mapping[str, ServerParams], batch: int, most_workers: int, **changes: Any) -> SpeedTables:
-    """Tables of models that train with parameter servers by these laws. changes: to the profile of cifar10."""
+    """Tables of models that train with parameter servers by these laws. changes: changes to the profile of cifar10."""
     base = builtin_profiles()["cifar10"]
     profiles = {name: replace(base, name=name, throughput=law, **changes) for name, law in laws.items()}
     types = [JobType(name, batch) for name in laws]
@@ -51,22 +51,22 @@ def server_tables(laws: Mapping[str, ServerParams], batch: int, most_workers: in
 
 
 class WatchedPolicy:
-    """Decides as another policy does; a subclass looks at its states."""
+    """Decides as another policy does; subclasses record its states."""
 
     def __init__(self, policy: Policy) -> None:
         self.name, self._policy = policy.name, policy
 
     def reset(self, seed: int) -> None:
-        """As the policy."""
+        """Reset the policy."""
         self._policy.reset(seed)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """As the policy."""
+        """Return the policy's decision."""
         return self._policy(state)
 
 
 def digits_trainer(program: str, batch_size: int, epochs: float, rule: str, seed: int, **options: Any) -> Trainer:
-    """A training of scikit-learn's digits in this process. rule: of the learning rate. options: of the program."""
+    """A training of scikit-learn's digits in this process. rule: rule of the learning rate. options: of the program."""
     from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.worker.training import Trainer
 

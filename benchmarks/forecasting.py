@@ -1,8 +1,8 @@
 """The combination of forecasters against its own parts, on real counts.
 
-The last 20 % are tested; nothing is fitted again, every origin is scored. h1 is one step ahead, h12 the mean over 1 to
-12. MASE: mean absolute error over that of the seasonal naive (24 h) on the part before the test. `rlpto forecast
-backtest FILE.csv --methods all` compares them on any series.
+The last 20 % are tested without another fit, and every origin is scored. h1 is one step ahead, h12 the mean over 1 to
+12. MASE: mean absolute error divided by the same error of the seasonal naive (24 h) before the test part.
+`rlpto forecast backtest FILE.csv --methods all` compares them on any series.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FloatArray = npt.NDArray[np.float64]
 HORIZON, TESTED = 12, 0.2
 BEHIND_PART, COVERAGE = 1.005, (0.77, 0.83)
 FIT_LOOPS, STEP_LOOPS = 600.0, 0.05
-"""Calibration loops that a fit, and an update with a prediction, may take."""
+"""Largest number of calibration loops for a fit, and for an update with a prediction."""
 
 
 @dataclass(frozen=True)
 class SeriesCase:
-    """A series, and where its test part begins."""
+    """A series, and the beginning of its test part."""
 
     name: str
     series: TimeSeries
@@ -53,7 +53,7 @@ class SeriesCase:
         return self.series.lag(86400)
 
     def mase(self, forecasts: FloatArray) -> tuple[float, float]:
-        """h1 and h12; the mean absolute error where the seasonal naive has none."""
+        """MASE for h1 and h12, or the mean absolute error if the seasonal naive has none."""
         y = self.series.values[: self.test]
         scale = float(np.abs(y[self.day :] - y[: -self.day]).mean() if self.day < len(y) else 0.0) or 1.0
         error = np.nanmean(np.abs(forecasts - self.truth), axis=0) / scale
@@ -62,8 +62,8 @@ class SeriesCase:
 
 @dataclass(frozen=True)
 class ForecastRun:
-    """One seed on one case. scores: MASE (h1, h12) by method; coverage of 80 % intervals; calibration loops to fit, and
-    of a step."""
+    """One seed on one case. scores: MASE (h1, h12) by method. coverage: share of values in 80 % intervals. fit, step:
+    calibration loops of a fit, and of a step."""
 
     seed: int
     scores: dict[str, tuple[float, float]]
@@ -125,7 +125,7 @@ def one_seed(case: SeriesCase, seed: int) -> ForecastRun:
 def show(case: SeriesCase, runs: list[ForecastRun]) -> None:
     print(f"\n{case.name}: {len(case.series):,} intervals of {case.series.step:g} s, {len(case.origins):,} tested")
     counts, times = np.unique(case.series.values[case.test :], return_counts=True)
-    # Few counts that come again and again are what coverage cannot be fine-tuned on.
+    # If a few counts make up most of the series, coverage cannot be fine-tuned.
     print(f"  the most common count, {counts[times.argmax()]:g}, is {times.max() / times.sum():.3f} of those tested")
     print(f"  {'MASE h1 / h12':34}" + "".join(f"{f'seed {run.seed}':>18}" for run in runs))
     for name in sorted(runs[0].scores, key=lambda name: runs[0].scores[name][1]):
@@ -136,7 +136,7 @@ def show(case: SeriesCase, runs: list[ForecastRun]) -> None:
 
 
 def checks_of(case: SeriesCase, run: ForecastRun) -> list[Check]:
-    """What is wanted of a case with a seed."""
+    """Checks of one case with one seed."""
     label = f"{case.name} seed {run.seed}"
     checks = []
     for at, horizon in enumerate(("h1", "h12")):

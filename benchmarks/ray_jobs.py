@@ -23,7 +23,7 @@ from rlpto.ray_cluster.nodes.environment import ray_environment
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
 WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
-"""Workers are forked, unless this says otherwise: starts that share two cores with training would dominate figures."""
+"""Workers are forked by default: starts that share two cores with training would dominate figures."""
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
 
 @contextmanager
 def started_job(**more: Any) -> Iterator[CommandedJob]:
-    """A job in a folder of its own, stopped at the end. more: fields of its spec."""
+    """A job in a temporary folder, stopped at the end. more: fields of its spec."""
     with tempfile.TemporaryDirectory() as folder:
         spec = JobSpec(
             id="job",
@@ -66,7 +66,7 @@ MOST_RESCALES = 20
 
 
 def pause(repeats: int) -> Found:
-    """How long a job stands still when it gets more or fewer workers."""
+    """Duration of a job's pause when its number of workers changes."""
     pauses: dict[tuple[int, int], list[float]] = {}
     with LocalCluster([Node(2)] * 4) as started, started_job() as running:
         running.command(started.node_ids[:1])
@@ -93,11 +93,11 @@ def pause(repeats: int) -> Found:
 
 LIMITS = {"worker killed": 6.0, "only worker killed": 6.0, "raylet killed": 3.0, "node frozen": 12.0}
 LIMITS |= {"worker frozen": 12.0, "controller killed": 8.0}
-"""Seconds from a fault to the next step, at most."""
+"""Most seconds from a fault to the next step."""
 
 
 def recovery(repeats: int) -> Found:
-    """Seconds from a fault of a worker, a node or a controller to training again."""
+    """Seconds from a fault of a worker, a node or a controller to the next step of training."""
     with LocalCluster([Node(2)] * 4) as started:
         found = {fault: [recovered(started, fault) for _ in range(repeats)] for fault in LIMITS}
     taken = {fault: [seconds for seconds, _ in pairs] for fault, pairs in found.items()}

@@ -42,7 +42,7 @@ CHANGES = 20
 
 @contextmanager
 def web_alone(**changes: object) -> Iterator[tuple[WebProcess, ServiceSettings, dict[str, str]]]:
-    """A web process with a database of its own, and tokens by user."""
+    """A web process with its own database, and tokens by user."""
     with tempfile.TemporaryDirectory() as folder:
         settings = make_settings(Path(folder) / "service", quotas={"jobs_queued": 100_000}, **changes)
         tokens = fill(settings)
@@ -51,7 +51,7 @@ def web_alone(**changes: object) -> Iterator[tuple[WebProcess, ServiceSettings, 
 
 
 def load() -> Found:
-    """Clients that submit as fast as they are answered, each with a token of its own."""
+    """Clients that submit again as soon as they get an answer, each with its own token."""
     with web_alone(web={"posts_per_second": 10_000}) as (web, settings, _):
         apart = multiprocessing.get_context("spawn")
         wait = apart.Value("d", 0.0)
@@ -68,7 +68,8 @@ def load() -> Found:
 
 
 def submit_at_once(address: str, store: Store, program: str, rate: float | None = None) -> list[float]:
-    """Seconds of each submission by CLIENTS users for SECONDS; rate: of all together, 1/s; None: without a pause."""
+    """Seconds of each submission by CLIENTS users for SECONDS. rate: submissions per second of all users together.
+    Default: without a pause."""
     with store.transaction():
         for number in range(CLIENTS):
             add_user(store, f"user-{number}", "user", time.time())
@@ -96,7 +97,7 @@ def connected(address: str) -> http.client.HTTPConnection:
 def answer(
     connection: http.client.HTTPConnection, token: str, method: str, path: str, body: object = None, status: int = 200
 ) -> bytes:
-    """What the service answers. Raises AssertionError for another status."""
+    """The service's answer to a request. Raises AssertionError for another status."""
     headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": os.urandom(8).hex()}
     headers |= {"Content-Type": "application/json"} if body else {}
     connection.request(method, path, json.dumps(body) if body else None, headers)
@@ -121,7 +122,7 @@ def _write_meanwhile(path: Path, until: float, wait: Any) -> None:
 
 
 def history() -> Found:
-    """Pages and memory with ten thousand jobs that are over."""
+    """Pages and memory with ten thousand finished jobs."""
     with tempfile.TemporaryDirectory() as folder:
         settings = make_settings(Path(folder) / "service")
         tokens = fill(settings)
@@ -159,7 +160,7 @@ def _time_pages(web: WebProcess, token: str, query: str) -> float:
 
 @contextmanager
 def signed_in(web: WebProcess, token: str) -> Iterator[Any]:
-    """A page of a new browser context of Chromium, signed in; Playwright's browser is ended afterwards."""
+    """A page of a new browser context of Chromium, signed in. Playwright's browser is closed afterwards."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
@@ -176,7 +177,7 @@ def signed_in(web: WebProcess, token: str) -> Iterator[Any]:
 
 
 def paint() -> Found:
-    """The overview in Chromium, opened for the first time: until it is painted, and what it fetched."""
+    """The overview in Chromium, opened for the first time: time until it is painted, and bytes fetched."""
     took, sizes = [], []
     with web_alone() as (web, settings, tokens), signed_in(web, tokens["root"]) as opened:
         fill_demo(settings)
@@ -197,7 +198,7 @@ def paint() -> Found:
 
 
 def live() -> Found:
-    """From an event in the database to the page that shows it, in Chromium, on a job's page."""
+    """Time from an event in the database until Chromium shows it on a job's page."""
     took = []
     with web_alone() as (web, settings, tokens), signed_in(web, tokens["root"]) as opened:
         job = fill_demo(settings)["running"]
@@ -212,7 +213,7 @@ def live() -> Found:
                 add_event(store, "job", time.time(), job, "ann", {"state": state})
             page.wait_for_selector(f"#job[data-state={state}]")
             took.append(1000 * (time.perf_counter() - began))
-            time.sleep(0.3)  # what comes at once is shown at once
+            time.sleep(0.3)  # events in quick succession are shown together
         store.close()
     return [Check("event to page, slowest of 20", max(took), "ms", 1000.0, False)], {
         "event to page, median [ms]": round(statistics.median(took))
@@ -224,9 +225,9 @@ def live() -> Found:
 NODES, GPUS = 3, 2
 COMPILED = ("pollux", "planner")
 SILENCE_S = 3.0
-"""Longest time without a sign of life, which there is one of every second."""
+"""Longest time between two heartbeats [s]; they are due every second."""
 SLOW = {**TINY, "program": {**TINY["program"], "pace": 2.0}}
-"""A program whose steps take long, so that its jobs hold GPUs and leave the cores to the service."""
+"""A program with slow steps: its jobs hold GPUs and leave the cores to the service."""
 RATE = 230.0
 """Submissions a second of all clients together."""
 LOOK_S, PATIENCE_S = 0.02, 7200.0
@@ -234,13 +235,13 @@ LOOK_S, PATIENCE_S = 0.02, 7200.0
 
 @contextmanager
 def service(**more: Any) -> Iterator[Served]:
-    """A service of its own, with its cluster."""
+    """A separate service, with its own cluster."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), NODES, GPUS, **more) as started:
         yield started
 
 
 def compiling() -> Found:
-    """The first switch to policies that have to be compiled: whether jobs are served meanwhile."""
+    """The first switch to policies that have to be compiled, and whether jobs are served meanwhile."""
     with (
         tempfile.TemporaryDirectory() as cache,
         service(variables={"NUMBA_CACHE_DIR": cache}) as started,
@@ -248,7 +249,7 @@ def compiling() -> Found:
     ):
         jobs, took, silences = [started.submit(100_000.0)], [], [0.0]
         started.until(lambda: started.states(*jobs) == {"running"})
-        started.switch("elastic_fifo")  # what is made ready without being asked for is ready now
+        started.switch("elastic_fifo")  # compiles now all that is prepared unasked
         started.switch("round_robin")
         for policy in COMPILED:
             progress(f"compiling {policy}")
@@ -276,7 +277,7 @@ def compiling() -> Found:
 
 
 def queued() -> Found:
-    """32 clients that submit at a steady rate: how soon the scheduler has put their jobs into the queue."""
+    """Time until the scheduler has queued the jobs of 32 clients that submit at a steady rate."""
     with service(programs={"tiny": TINY, "slow": SLOW}) as started:
         running = [started.submit(100_000.0, program="slow") for _ in range(NODES * GPUS)]
         started.until(lambda: started.states(*running) == {"running"})

@@ -1,6 +1,6 @@
 """Speed of the simulator, of batched decisions, of fits, of decisions on a large cluster, and of the command line.
 
-Each is stated in calibration loops, or in starts of Python, that are timed in alternation with it.
+Each is stated in calibration loops, or in starts of Python, which are timed in alternation with it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def main() -> None:
 
 POLLUX_JOBS_PER_SECOND = 12.8
 RUN_LOOPS, PHILLY_LOOPS = 2.5, 400.0
-"""Calibration loops that a run of 160 jobs, and one of the whole of Philly, may take."""
+"""Largest number of calibration loops for a run of 160 jobs, and for a run of the whole of Philly."""
 
 
 def simulator(options: Namespace) -> Found:
-    """Tiresias on a 160-job workload of the Pollux simulator, which manages 12.8 jobs per CPU-second there.
+    """Tiresias on a 160-job workload of the Pollux simulator, which processes 12.8 jobs per CPU-second there.
 
     Counted: building the cluster and the whole run, records included. Not counted: compilation, files, speed tables.
     """
@@ -116,13 +116,13 @@ def philly(options: Namespace) -> Found:
 
 
 RENTED_TIMES, RENTED_DAYS = 8.0, 3
-"""CPU time of a day with rented nodes over the same day with owned ones; days that are simulated."""
+"""CPU time of a day with rented nodes relative to the same day with owned ones; number of simulated days."""
 
 
 def rented(options: Namespace) -> Found:
     """Days of a Microsoft cluster on 200 rented nodes, against the same jobs on 200 owned ones, under FIFO.
 
-    Counted: building the cluster and the whole run, with a decision on the nodes a minute. Not counted: compilation.
+    Counted: building the cluster and the whole run, with a decision on the nodes each minute. Not counted: compilation.
     """
     path, owned = _common.CONFIGS / "rented.yaml", "cluster.nodes=[{count: 200, gpus: 4}]"
     on_owned = Experiment(
@@ -152,7 +152,7 @@ def rented(options: Namespace) -> Found:
 BATCH = 64
 NODES = ClusterShape((Node(4),) * 16)
 COUNTED, DECISIONS, BATCH_LOOPS = 100_000, 2000, 4.0
-"""Calibration loops that that many decisions may take; decisions of each cluster in a repeat."""
+"""Number of decisions; decisions of each cluster in a repeat; most calibration loops for COUNTED decisions."""
 GAP_S = 315.0
 
 
@@ -160,9 +160,9 @@ def batch(options: Namespace) -> Found:
     """Decisions per CPU-second of 64 simulated clusters with about 32 visible jobs each.
 
     Counted as one decision: one cluster's jobs are put in order and shown, its policy decides (a trivial one, compiled
-    in: every job wishes for its requested GPUs), wishes are trimmed in queue order, changes are placed on nodes, and
-    the cluster runs to its next decision point, with the reward's parts. Not counted: compilation, observations,
-    decisions of an empty cluster.
+    in: every job gets its requested GPUs), allocations are trimmed in queue order, changes are placed on nodes, and the
+    cluster runs to its next decision point, with the reward's parts. Not counted: compilation, observations, decisions
+    of an empty cluster.
     """
     profiles = load_profiles(None)
     tables = compile_tables(profiles, [JobType(model) for model in profiles.models], 16, 4)
@@ -208,7 +208,7 @@ def workload(tables: SpeedTables, jobs: int, gap: float, seed: int) -> list[Job]
 # Fits of jobs' own speeds -------------------------------------------------------------------------------------------
 
 FITS, FIT_LOOPS = 2500, 250.0
-"""About as many fits as a workload of Pollux takes; calibration loops for all."""
+"""Number of fits, about as many as a workload of Pollux needs; largest number of calibration loops for all of them."""
 OBSERVED = ("nodes", "gpus", "local", "step_time", "sync_time")
 
 
@@ -239,20 +239,21 @@ def beliefs(_: Namespace) -> Found:
 
 ACTIVE, MOST_DECISIONS = 10_000, 200
 LARGE_LOOPS = 4.0
-"""Calibration loops that nearly every decision may take: about 0.1 s on a quiet machine of 2026."""
+"""Largest 99th percentile of a decision [calibration loops]: about 0.1 s on a quiet machine of 2026."""
 SECONDS = 4.0
-"""That each policy decides for, from the first decision on: all are done within three minutes."""
+"""Seconds for which each policy decides, from its first decision on; all policies take less than three minutes."""
 SEARCHES = ("pollux", "sia", "themis", "allox", "max_sum_throughput", "min_duration", "shockwave")
 SMALLER = (*SEARCHES, "gavel", "gandiva_fair")
-"""Not meant for this size: two decisions of sia take over a minute, one of gavel 2.5 s, one of gandiva_fair 0.2 s.
-`study.py pollux sia shockwave` measures three of them."""
+"""Policies too slow for this size: two decisions of sia take over a minute, a decision of gavel takes 2.5 s, and of
+gandiva_fair 0.2 s. `study.py pollux sia shockwave` measures three of them."""
 
 
 def large(_: Namespace) -> Found:
     """Decisions of every policy at 1,000 nodes x 8 GPUs with 10,000 active jobs (configs/large.yaml), in CPU time.
 
     Counted as one decision: the table of jobs, the queue's order, the policy, checks and trimming, and the placement on
-    nodes. Jobs are those of the config's test window, all submitted in the first hour, in which nearly none finishes.
+    nodes. Jobs come from the config's test window and are all submitted in the first hour, in which nearly none
+    finishes.
     """
     experiment = Experiment(load_config(_common.CONFIGS / "large.yaml"))
     jobs = crowd(experiment)
@@ -292,7 +293,9 @@ def latencies(
     seconds: float = np.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Milliseconds of every decision after the first hour and a first one, which compiles; ends after some seconds."""
+    """Milliseconds of every decision after the first hour, without the first one, which compiles.
+
+    Ends after that many decisions or seconds."""
     settings = experiment.config.simulator.model_copy(update={"decide_on": "interval"})
     cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables(), settings)
     while cluster.active_jobs < ACTIVE:
@@ -311,7 +314,7 @@ def latencies(
 def decided(
     cluster: SimulatedCluster, queue: Queue, policy: Policy, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[tuple[float, float]]:
-    """Let a policy decide again and again: seconds that the policy alone, and the whole decision, took each time."""
+    """Let a policy decide repeatedly. Yields the seconds of the policy alone, and of the whole decision."""
     while True:
         start = clock()
         state = queue.order(cluster.state())
@@ -326,7 +329,7 @@ def decided(
 # The command line ---------------------------------------------------------------------------------------------------
 
 TIMES = 5.0
-"""Duration of a command, compared to a Python that imports parts of its standard library."""
+"""Largest duration of a command, relative to a Python that imports parts of its standard library."""
 STANDARD = [sys.executable, "-c", "import argparse, asyncio, email, http.client, json, logging, sqlite3, unittest"]
 COMMANDS = {
     "import rlpto.cli.main": [sys.executable, "-c", "import rlpto.cli.main"],
@@ -335,7 +338,7 @@ COMMANDS = {
 
 
 def startup(options: Namespace) -> Found:
-    """How long the command line takes to import and to print its help."""
+    """Duration of the command line's import and of printing its help."""
     checks: list[Check] = []
     facts: dict[str, object] = {}
     for name, command in COMMANDS.items():

@@ -2,8 +2,8 @@
 
     python benchmarks/study.py [NAME ...] [--fresh] [--no-page] [--set KEY=VALUE]
 
-What has been measured is kept in runs/studies/NAME.json until sources or settings change; cells and trainings are kept
-too, so that an interrupted call continues where it was. Exits 1 if a figure that a page claims is not reached.
+Measurements are kept in runs/studies/NAME.json until sources or settings change. Cells and trainings are kept too: an
+interrupted call continues from there. Exits 1 if a figure that a page claims is not reached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlpto.io.reading import parsing
 
 HERE, PAGES = Path(__file__).parent, _common.ROOT / "docs"
 CONTEXT = ("folder", "cells", "data", "jobs")
-"""Fields of a plan that are no settings of a study."""
+"""Fields of a plan that are not settings of a study."""
 INTERRUPTED = 130
 
 
@@ -77,7 +77,7 @@ def arguments(studies: Mapping[str, Study]) -> Any:
 
 
 def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) -> Plan:
-    """How large a study is: its row's settings, and those given. Raises ConfigError for wrong ones.
+    """The size of a study, from its row's settings and the given ones. Raises ConfigError for invalid settings.
 
     Trainings are kept when sources change; cells are not.
     """
@@ -96,7 +96,7 @@ def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) 
 
 
 def functions_of(name: str, study: Study) -> dict[str, Callable[..., Any]]:
-    """What measures a study: a function for each of its tables, by their titles."""
+    """The functions that measure a study, one for each of its tables, by title."""
     found = {}
     for title, given in study.tables.items():
         module, _, function = given.rpartition(".")
@@ -114,7 +114,7 @@ def sources_digest() -> str:
 
 
 def measure(name: str, study: Study, plan: Plan) -> dict[str, dict[str, Any]]:
-    """Figures and limits of all parts of a study, and their rows by title; nothing without the real data it needs."""
+    """Figures and limits of all parts of a study, and their rows by title; empty if real data is needed and missing."""
     found: dict[str, dict[str, Any]] = {"figures": {}, "limits": {}, "tables": {}}
     if study.needs and (plan.data is None or not (plan.data / study.needs).exists()):
         return found
@@ -129,7 +129,7 @@ def measure(name: str, study: Study, plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, Any]:
-    """Results of a study as plain data, with the CPU minutes it took: those that are kept, if nothing has changed."""
+    """Results of a study as plain data, with its CPU minutes; read back if sources and settings are unchanged."""
     path, settings = plan.folder / f"{name}.json", plan.model_dump_json(exclude=set(CONTEXT))
     digest = hashlib.sha256(f"{sources_digest()} {settings}".encode()).hexdigest()
     kept: dict[str, Any]
@@ -141,22 +141,22 @@ def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, A
     _common.progress(f"measuring {name}")
     began = cpu_seconds()
     found = measure(name, study, plan) | {"digest": digest, "cpu_minutes": (cpu_seconds() - began) / 60}
-    text = json.dumps(found, default=lambda number: number.item(), indent=1)  # those of NumPy
+    text = json.dumps(found, default=lambda number: number.item(), indent=1)  # numbers of NumPy
     write_text(path, text, "a measurement")
     kept = json.loads(text)
     return kept
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of those that it has waited for, such as trainings."""
+    """CPU time of this process and of the finished processes that it waited for, such as trainings."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def claims_of(study: Study, found: Mapping[str, Any]) -> list[tuple[Check, bool]]:
-    """What a page claims, and whether it is known to be missed; misses come first.
+    """The claims of a page, each with whether it is known to be missed; misses come first.
 
-    Raises ConfigError for a figure that no claim is about.
+    Raises ConfigError for a figure without a claim.
     """
     checks = []
     for figure, value in found["figures"].items():
@@ -175,7 +175,7 @@ def claims_of(study: Study, found: Mapping[str, Any]) -> list[tuple[Check, bool]
 
 
 def block(name: str, study: Study, found: Mapping[str, Any]) -> str:
-    """The measured part of a page: what is claimed, then the tables."""
+    """The measured part of a page: the claims, then the tables."""
     takes = study.takes or f"{found['cpu_minutes']:.1f} CPU-minutes"
     lines = [f"`python benchmarks/study.py {name}` wrote what follows ({takes})."]
     if study.listed and (claims := claims_of(study, found)):
@@ -186,7 +186,7 @@ def block(name: str, study: Study, found: Mapping[str, Any]) -> str:
 
 
 def claim_row(check: Check, missed: bool) -> Row:
-    """What was measured, what is claimed, and whether it holds; a miss that is known is no failure."""
+    """A row with the measured value, the claim, and whether it holds; a known miss is no failure."""
     return {
         "behaviour": check.name,
         "measured": f"{figure_text(check.value)} {check.unit}".strip(),
@@ -202,7 +202,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def figure_text(value: object) -> str:
-    """A number with four digits that count; anything else as it is."""
+    """A number with four significant digits; anything else unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or not math.isfinite(value):
@@ -211,7 +211,7 @@ def figure_text(value: object) -> str:
 
 
 def write_block(page: Path, mark: str, text: str) -> None:
-    """Put the text between the marks of a page; a page that is not there is begun. Raises ConfigError without marks."""
+    """Put the text between the marks of a page; a missing page is created. Raises ConfigError if marks are missing."""
     begin, end = f"<!-- begin: {mark} -->", f"<!-- end: {mark} -->"
     before = page.read_text(encoding="utf-8") if page.exists() else f"# Results\n\n{begin}\n{end}\n"
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
