@@ -1,4 +1,4 @@
-"""What the examples with other libraries share: their environment, their options and the score at the end."""
+"""Common parts of the examples with other libraries: their environment, their options and the score at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RENTED = {
     "simulator.max_hours": 6,
 }
 ZERO = {"cluster": "index", "nodes": "heuristic"}
-"""Environments by their short names, and what action zero is in them."""
+"""Environments by their short names, and the name of action zero in them."""
 
 
 def options() -> argparse.Namespace:
@@ -31,7 +31,7 @@ def options() -> argparse.Namespace:
 
 
 def make_env(**settings: Any) -> gymnasium.Env[Any, Any]:
-    """Training windows of a case of rlpto-bench in short episodes, or six hours of rented nodes; the observation is one
+    """Training windows of a case of rlpto-bench in short episodes, or six hours of rented nodes. The observation is one
     vector."""
     if options().env == "nodes":
         return gymnasium.wrappers.FlattenObservation(gymnasium.make("rlpto.envs:rlpto/Nodes-v1", overrides=RENTED))

@@ -27,7 +27,7 @@ network = BertForSequenceClassification(
 
 
 def accuracy(found: EvalPrediction) -> dict[str, float]:
-    """Share of the held-out sentences that are sorted rightly."""
+    """Share of the held-out sentences that are sorted correctly."""
     return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
 

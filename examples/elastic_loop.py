@@ -1,4 +1,4 @@
-"""A training loop of one's own as an elastic job: `python examples/elastic_loop.py`, or submitted to a job service:
+"""A custom training loop as an elastic job: `python examples/elastic_loop.py`, or submitted to a job service:
 
 rlpto submit examples/elastic_loop.py --samples 1437 --epochs 20 --gpus 2 --wait -- --learning-rate 0.05
 """

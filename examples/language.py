@@ -18,12 +18,12 @@ HELD_OUT = 128
 class LanguageModel(TrainingProgram):
     """A transformer that predicts the next token of sequences drawn from a random Markov chain.
 
-    Each token has `choices` likely successors, so that there is something to learn and a limit to it: no model is
-    right more often than about 1 / choices. Accuracy is the share of next tokens predicted.
+    Each token has `choices` likely successors, which gives something to learn and a limit to it: no model is right more
+    often than about 1 / choices. Accuracy is the share of next tokens predicted.
 
-    samples: training sequences. length: tokens of each. vocabulary: different tokens. width, depth, heads: of the
+    samples: training sequences. length: tokens of each. vocabulary: different tokens. width, depth, heads: sizes of the
     transformer; width is a multiple of heads. learning_rate: of AdamW, after a warm-up over 5 % of all steps and with
-    a linear decay. data_seed: of the chain.
+    a linear decay. data_seed: seed of the chain.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LanguageModel(TrainingProgram):
         self._tokens = markov_chain(samples + HELD_OUT, length + 1, vocabulary, choices, data_seed)
 
     def model(self) -> nn.Module:
-        """Embeddings of tokens and places, `depth` blocks of attention to what came before, and a linear layer."""
+        """Embeddings of tokens and places, `depth` blocks of attention to earlier places, and a linear layer."""
         return Transformer(self._vocabulary, self._length, self._width, self._depth, self._heads)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -57,7 +57,7 @@ class LanguageModel(TrainingProgram):
         return AdamW(parameters, lr=self._learning_rate)
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
-        """Up over the first 5 % of steps, then down to a tenth."""
+        """Warm up over the first 5 % of steps, then decay linearly to a tenth."""
         warm = max(1, steps // 20)
 
         def factor(step: int) -> float:
@@ -107,7 +107,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention to earlier places and a perceptron, each added to what comes in."""
+    """Attention to earlier places and a perceptron, each added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Block(nn.Module):
         self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[n, length, width] to the same."""
+        """Map [n, length, width] to the same shape."""
         samples, length, width = hidden.shape
         parts = self.mixed(self.before(hidden)).reshape(samples, length, 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4)

@@ -25,9 +25,7 @@ def main() -> None:
         raise SystemExit("--env nodes: the planner allocates GPUs, expected --env cluster")
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["MINARI_DATASETS_PATH"] = (
-            folder  # without this line the data set is kept, under a name that is then taken
-        )
+        os.environ["MINARI_DATASETS_PATH"] = folder  # without this line the data set is kept, and its name is taken
         steps, _ = record(CASE, "planner", NAME, episodes=max(1, steps_wanted() // 64), **SETTINGS)
         print(steps, "steps")
         episodes = list(minari.load_dataset(NAME).iterate_episodes())

@@ -11,7 +11,7 @@ ROLLOUT, PASSES, BATCH, DISCOUNT, TRACE, CLIP = 256, 10, 64, 0.99, 0.95, 0.2
 
 
 def layers(inputs: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers; the last one starts at zero: the policy starts as the heuristic."""
+    """Two hidden layers and a last layer that starts at zero: the policy starts as the heuristic."""
     last = nn.Linear(64, outputs)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)

@@ -6,8 +6,8 @@ __version__ = "0.2.0"
 
 
 def _leave_out_avx512() -> None:
-    """Let NumPy and SciPy compute as without AVX-512, whose exp, log and products differ in the last digit:
-    a seed then gives the same result on both. It has an effect where NumPy is imported later than this package."""
+    """Make NumPy and SciPy compute without AVX-512, whose exp, log and products differ in the last digit: a seed then
+    gives the same result on all CPUs. This works only if NumPy is imported later than this package."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             wide = "avx512f" in file.read(1 << 13)

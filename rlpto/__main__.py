@@ -1,4 +1,4 @@
-"""`python -m rlpto`: the command where `rlpto` is not on PATH."""
+"""`python -m rlpto`: the command for when `rlpto` is not on PATH."""
 
 from rlpto.cli.main import run
 

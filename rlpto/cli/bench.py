@@ -114,7 +114,7 @@ def table(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the page there.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the scores, as a PNG file.")] = None,
 ) -> None:
-    """Rank submissions, on one page; those that lack cases stand in the scores by case alone."""
+    """Rank submissions, on one page; incomplete ones appear only in the scores by case."""
     from rlpto.bench import leaderboard
     from rlpto.io.files import write_text
 
@@ -161,7 +161,7 @@ def build(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; runs/bench/jobs if not given.")] = None,
     unchecked: Annotated[bool, typer.Option(hidden=True, help="For a new version: print digests.")] = False,
 ) -> None:
-    """Draw the jobs of cases that do not ship, from public files, and check that they are those of the suite."""
+    """Draw the jobs of cases that do not ship, from public files, and check that they match the suite's digests."""
     from rlpto.bench.suite import BUILT, digests, find_case
     from rlpto.workloads.frozen import digest_of, write_jobs
 

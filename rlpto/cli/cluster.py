@@ -67,7 +67,7 @@ def status(
             shown = [_nodes(connection.address), *_jobs()]
         on_wait("")
     for part in shown:
-        console.print(part, soft_wrap=isinstance(part, str))  # paths stay on one line
+        console.print(part, soft_wrap=isinstance(part, str))  # keeps paths on one line
 
 
 def _nodes(address: str) -> Table:
@@ -230,7 +230,7 @@ def switch(
                     raise ClusterError(f"{run}: its scheduler has not answered within {ANSWER_TIMEOUT_S:.0f} s")
                 sleep(0.1)
         finally:
-            answer(store, number, time(), "withdrawn: the command has ended")  # nothing where there is an answer
+            answer(store, number, time(), "withdrawn: the command has ended")  # ignored if there is an answer
     if asked.problem:
         raise ClusterError(f"{run}: {asked.problem}")
     make_console(quiet).print(f"{policy} decides now")

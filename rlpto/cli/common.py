@@ -1,4 +1,4 @@
-"""Shared by all commands: options, the console, and writing a run's folder. Imports nothing heavy."""
+"""Shared by all commands: options, the console, and reading a configuration. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ EXPERIMENTS, BENCHMARK, INPUTS = "Research", "Benchmark", "Traces, forecasts and
 CLUSTERS, SERVICE = "Real clusters", "Job service"
 """Groups of verbs in `rlpto --help`, in this order."""
 WARNING = "warning: "
-"""Beginning of lines on stderr that stay."""
+"""Beginning of lines on stderr that are not replaced by later ones."""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of the command; a module of `rlpto.cli` adds one as VERB under its own name, several as VERBS by name.
+    """A verb of the command. A module of `rlpto.cli` adds one as VERB under its own name, several as VERBS by name.
 
-    run: the function, or a Typer app with subcommands. group: one of those above. example: a command line.
+    run: the function, or a Typer app with subcommands. group: a heading of `rlpto --help`. example: a command line.
     """
 
     run: Callable[..., None] | typer.Typer
@@ -55,13 +55,13 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing 
 
 
 def make_console(quiet: bool = False) -> Console:
-    """The console for tables; a file or a pipe gets lines wide enough for any table."""
+    """The console for tables. A file or a pipe gets lines wide enough for any table."""
     plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return _console(quiet=quiet, highlight=False, width=140 if plain else None)
 
 
 def _console(**given: Any) -> Console:
-    """A console that prints control characters in texts as escapes; its own styles alone reach the terminal."""
+    """A console that prints control characters in texts as escapes; only its own styles reach the terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -91,7 +91,7 @@ def make_table(*columns: str, title: str | None = None, caption: str | None = No
 
 
 def make_progress(quiet: bool = False) -> Progress:
-    """A progress bar on stderr, so that redirected results stay clean."""
+    """A progress bar on stderr, which keeps redirected results clean."""
     from rich.progress import MofNCompleteColumn, Progress
 
     return Progress(
@@ -105,11 +105,11 @@ def make_progress(quiet: bool = False) -> Progress:
 
 @contextmanager
 def waiting(quiet: bool = False, console: Console | None = None) -> Iterator[Callable[[str], None]]:
-    """Gives a function that shows its text on stderr as what is waited for; an empty text ends the waiting.
+    """Yield a function that shows a text on stderr while the user waits; an empty text ends the waiting.
 
     On a terminal the line appears next to a spinner, and the next line replaces it; elsewhere every line stays. A line
-    that starts with `WARNING` always stays. console: of a progress bar that is already on the terminal; lines are then
-    printed above it and stay.
+    that starts with `WARNING` always stays. console: console of a progress bar that is already on the terminal; lines
+    are then printed above it and stay.
     """
     if quiet:
         yield lambda _: None

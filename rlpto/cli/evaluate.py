@@ -1,4 +1,4 @@
-"""`rlpto evaluate` and `rlpto compare`: policies on the windows of an experiment, and such runs side by side."""
+"""`rlpto evaluate` and `rlpto compare`: run policies on the windows of an experiment, and compare such runs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from rlpto.experiments.evaluate import FinishedRun
 
 ALL, AGENT = "all", "agent"
-"""Of `--policies`: every policy; and those of the run."""
+"""Names in `--policies`: every policy, and the agents of the run."""
 SHOWN = ("reward", "jct_mean", "jct_p95", "utilisation", "rescales_per_job")
-"""Metrics of the table of runs."""
+"""Metrics in the table of runs."""
 PAIRED = SHOWN[:2]
-"""Metrics whose paired difference from the first run is shown too."""
+"""Metrics with a paired difference from the first run."""
 
 
 Where = Literal["sim", "ray", "both"]
-"""Where jobs run."""
+"""Place in which jobs run."""
 
 
 def evaluate(
@@ -165,7 +165,7 @@ def evaluate(
 
 
 def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Where) -> Path:
-    """Default folder of results. Those of a run's agents, and any where a training is, go into a folder inside."""
+    """Default folder of results. It is a subfolder for agents of a run, and if the folder has a training."""
     from rlpto.experiments.run_folder import EVALUATION, has_begun
 
     ending = "" if cluster == "sim" else f"-{cluster}"
@@ -199,9 +199,9 @@ def _window_keys(windows: str | None, trace: Path | None) -> list[str]:
 
 
 def _chosen_policies(text: str, configured: Sequence[str], run: Path | None) -> list[str]:
-    """Specs of the policies that are asked for; those of the config may go by their labels.
+    """Specs of the requested policies; policies of the config may be given by their labels.
 
-    run: its agents are there in any case, so that the name `agent` asks for nothing else.
+    run: its agents are always included, hence the name `agent` adds nothing.
     """
     from rlpto.policies.registry import available, is_complete
     from rlpto.policies.spec import policy_label, split_specs
@@ -243,7 +243,7 @@ def differences_table(runs: Sequence[FinishedRun]) -> Table:
 
 
 def comparison_table(runs: Sequence[FinishedRun]) -> Table:
-    """For every policy that two or more runs share: its figures in each, and how they differ from the first."""
+    """Figures of every policy that two or more runs share, and their differences from the first run."""
     import pandas as pd
     from rich.markup import escape
 

@@ -1,5 +1,5 @@
-"""`rlpto export` and `rlpto hub`: a trained agent as one small file, and on a hub of models by `huggingface_hub`, whose
-environment variables say where, and who asks."""
+"""`rlpto export` and `rlpto hub`: a trained agent as one small file, and on a model hub through `huggingface_hub`. Its
+environment variables set the address and the token."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Push exported agents to a model hub, and load them (extra `hub`).", no_args_is_help=True)
 
 AGENT_FILE, CARD_FILE = "agent.zip", "README.md"
-"""Their names in a repository."""
+"""Names of the agent and its card in a repository."""
 LARGEST_BYTES = 8_000_000
-"""Bytes of a file that is loaded; an exported agent has at most 2,000,000, and its manifest."""
+"""Most bytes of a file to load; an exported agent has at most 2,000,000, plus its manifest."""
 
 RepoArgument = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")]
 
@@ -37,7 +37,7 @@ def export(
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Write the best agent of a run to one file, with its settings and its origin; --card: what is known of it."""
+    """Write the best agent of a run to one file, with its settings and its origin; --card describes it in Markdown."""
     from rlpto.agents.card import card_of, check_target
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
@@ -70,7 +70,7 @@ def push(
 ) -> None:
     """Upload an agent and its card, as agent.zip and README.md. The token in HF_TOKEN must allow it.
 
-    The card is that of `rlpto export --card` next to the file, which may have been edited, else a new one.
+    The card of `rlpto export --card` in the file's folder is used, which may have been edited, else a new one.
     """
     from rlpto.agents.card import card_of
     from rlpto.io.files import digest, file_there
@@ -117,9 +117,9 @@ def _check(path: Path) -> None:
 
 
 def upload(repo: str, files: Mapping[str, bytes], private: bool) -> str:
-    """Write files to a repository in one commit, and make the repository if it is not there. Returns the commit's id.
+    """Write files to a repository in one commit, and make the repository if it is missing. Returns the commit's id.
 
-    private: only with a token it can be read. Raises ConfigError if a public one is there, or the hub refuses.
+    private: whether reading needs a token. Raises ConfigError if a public one exists, or the hub refuses.
     """
     with _asking(repo) as api:
         from huggingface_hub import CommitOperationAdd
@@ -132,7 +132,7 @@ def upload(repo: str, files: Mapping[str, bytes], private: bool) -> str:
 
 
 def download(repo: str, name: str, largest: int) -> tuple[bytes, str]:
-    """Content of a file of a repository, and the id of the commit that it is of. largest: bytes.
+    """Content of a repository's file, and the id of its commit. largest: largest size [bytes].
 
     Raises CheckpointError if the file is larger, ConfigError if the hub refuses.
     """
@@ -144,14 +144,14 @@ def download(repo: str, name: str, largest: int) -> tuple[bytes, str]:
         found = api.get_hf_file_metadata(url=hf_hub_url(repo, name))
         if found.size is None or found.size > largest:
             raise CheckpointError(f"{repo}: {name} has {found.size} bytes, expected at most {largest}")
-        # Of the same commit; past the user's cache, which would stand in for a hub that does not answer.
+        # From the same commit, without the user's cache, which would hide that a hub does not answer.
         file = api.hf_hub_download(repo, name, revision=found.commit_hash, local_dir=folder)
         return Path(file).read_bytes(), str(found.commit_hash)
 
 
 @contextmanager
 def _asking(repo: str) -> Iterator[HfApi]:
-    """A client, without output of its own; all that goes wrong with it is one of our errors."""
+    """A client without output of its own. Every failure becomes an error of RLPTO."""
     import logging
 
     from huggingface_hub import HfApi, errors
@@ -161,7 +161,7 @@ def _asking(repo: str) -> Iterator[HfApi]:
 
     if repo.count("/") != 1:
         raise ConfigError(f"{repo}: expected a repository as OWNER/NAME")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # retries
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides retries
     disable_progress_bars()
     try:
         yield HfApi(library_name="rlpto", library_version=__version__)
@@ -171,14 +171,14 @@ def _asking(repo: str) -> Iterator[HfApi]:
         raise ConfigError(f"{repo}: {one_line(wrong)}, expected a repository as OWNER/NAME") from None
     except errors.HfHubHTTPError as refused:
         raise ConfigError(f"{repo}: {_reason(refused)}") from None
-    except Exception as failed:  # of the HTTP client, whose classes differ between versions, or of the hub's storage
+    except Exception as failed:  # from the HTTP client, whose classes differ between versions, or the hub's storage
         here = isinstance(failed, OSError) and not isinstance(failed, ConnectionError)
         what = "a file here cannot be read or written" if here else "the hub gave no answer"
         raise ConfigError(f"{repo}: {what} ({one_line(failed)})") from None
 
 
 def _reason(refused: Any) -> str:
-    """Why a hub refuses, by the code of its answer."""
+    """Reason why a hub refuses, by the code of its answer."""
     from rlpto.io.reading import one_line
 
     code, error = refused.response.status_code, refused.response.headers.get("X-Error-Code")

@@ -1,4 +1,4 @@
-"""`rlpto forecast`: how well the task volume of a trace can be predicted, and a forecaster fitted to it."""
+"""`rlpto forecast`: accuracy of predictions of a trace's task volume, and fitting a forecaster to it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def backtest(
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Forecast the end of a series from every moment of it, and score what was forecast.
+    """Forecast the end of a series from every moment of it, and score the forecasts.
 
     Each method is fitted on the data before the test part. Then it takes in counts as they
     arrive. Writes scores.csv, forecasts.csv and plots; with --demand, which scores the last 30 %, demand.csv.
@@ -141,7 +141,7 @@ def fit(
 
 
 def _only_demand(context: typer.Context, demand: bool) -> bool:
-    """Whether demand is asked for. Raises ConfigError for options that do not go with the answer."""
+    """Whether demand is requested. Raises ConfigError for options that do not fit the answer."""
     others = ("every", "horizon", "methods", "method", "test", "time", "value") if demand else ("start",)
     for name in others:
         source = context.get_parameter_source(name)
@@ -177,7 +177,7 @@ def _backtest_demand(path: Path, start: str | None, seed: int, folder: Path, qui
 
 
 def _table(result: Backtest, title: str) -> Table:
-    """A line per method, one step ahead and on average over all steps; the least errors in bold."""
+    """A line per method, one step ahead and on average over all steps; the smallest errors in bold."""
     from rlpto.forecasting.backtest import NOMINAL
 
     last = f"1-{result.horizon}"

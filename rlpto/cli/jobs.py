@@ -145,7 +145,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=1, max=10_000, help="Only the last lines.")] = None,
 ) -> None:
-    """Print what a job's workers have printed."""
+    """Print the output of a job's workers."""
     for line in client.logs(job, 1 if tail is None else -tail, follow=follow):
         say(line["text"])
 
@@ -157,7 +157,7 @@ def fetch(
     job: JobArgument,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; the job's id if not given.")] = None,
 ) -> None:
-    """Fetch what a job has trained: newest checkpoint, curves, log, script. Files of an earlier fetch are replaced."""
+    """Fetch the results of a job: newest checkpoint, curves, log, script. Files of an earlier fetch are replaced."""
     from rlpto.client import ServiceError
     from rlpto.io.files import write_text
     from rlpto.store.code_files import unpack, write_files
@@ -268,11 +268,11 @@ _COLUMNS: dict[str, Callable[[Answer], str]] = {
     "GPU time": lambda job: span_text(job["gpu_seconds"]),
     "accuracy": lambda job: number_text(job["accuracy"]),
 }
-"""Texts of a job by heading; any other heading is a key of the job."""
+"""Text of a job for each of these headings; any other heading is a key of the job."""
 
 
 def print_jobs(jobs: Sequence[Answer], columns: Sequence[str], none: str, json_: bool) -> None:
-    """Jobs as a table with these columns, or the line `none`; json_: as JSON."""
+    """Print jobs as a table with these columns, or the line `none`. json_: print JSON instead."""
     rows = ([_COLUMNS[name](job) if name in _COLUMNS else str(job[name]) for name in columns] for job in jobs)
     print_rows(columns, rows, none, jobs if json_ else None)
 

@@ -1,4 +1,4 @@
-"""What there is to choose from: `rlpto configs` and `rlpto policies`."""
+"""`rlpto configs` and `rlpto policies`: lists of examples and of policies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(help="List experiment files, and show one with every key expla
 
 @app.command("list", epilog="Example: rlpto configs list")
 def list_configs() -> None:
-    """List the examples, which go by their names anywhere: experiment files, weights, agents and traces."""
+    """List the examples, whose names work in any folder: experiment files, weights, agents and traces."""
     from rich.markup import escape
 
     from rlpto.experiments.config import load_config

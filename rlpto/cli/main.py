@@ -1,4 +1,4 @@
-"""The `rlpto` command. Verbs import what they need when they run, so that `--help` is quick."""
+"""The `rlpto` command. Verbs import their dependencies when they run, which keeps `--help` quick."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rlpto.io.interrupts import Interrupted, interrupts_kept
 from rlpto.io.terminal import say
 
 BAD_INPUT = 2
-"""Exit code for wrong input."""
+"""Exit code for bad input."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 LEAVE_S = 20.0
-"""Seconds after which an interrupted command ends without waiting for its threads any longer."""
+"""Longest time that an interrupted command waits for its threads [s]."""
 HELP = "Schedule distributed deep-learning training: simulate, train schedulers, compare them, run real jobs."
 
 
@@ -36,7 +36,7 @@ class _Group(TyperGroup):
     """Lists its commands with their first sentences, uncut."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, those of the root under the headings of their groups."""
+        """Write the commands; at the root, under the headings of their groups."""
         known = dict(verbs()) if ctx.parent is None else {}
         for heading, names in groupby(known or self.commands, lambda name: known[name].group if known else "Commands"):
             with formatter.section(heading):
@@ -44,7 +44,7 @@ class _Group(TyperGroup):
 
 
 class _Command(_Group):
-    """The root; after a clean stop by Ctrl-C it ends with one line on stderr."""
+    """The root command. After a clean stop by Ctrl-C it ends with one line on stderr."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
@@ -56,7 +56,7 @@ class _Command(_Group):
 
 
 class _OnStderr(logging.Handler):
-    """Puts what the library says on stderr; above a progress bar, where one is there by then."""
+    """Prints the library's log on stderr, above a progress bar if there is one by then."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line."""
@@ -77,14 +77,14 @@ def verbs() -> Iterator[tuple[str, Verb]]:
 
 
 def make_app(only: str = "") -> typer.Typer:
-    """The command with all its verbs, or with that one alone which `only` names: others take most of the time."""
+    """The command with all its verbs, or only with the verb `only`: importing the others takes most of the time."""
     app = typer.Typer(
         name="rlpto",
         help=HELP,
         cls=_Command,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # importing what draws boxes around help takes longer than all else
+        rich_markup_mode=None,  # importing the code that draws boxes around help takes longer than all else
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
@@ -132,10 +132,10 @@ def run() -> None:
 
 
 def end_without_threads(wait_s: float) -> None:
-    """After Ctrl-C, end the process if a thread is still at work after `wait_s` seconds; else return.
+    """After Ctrl-C, end the process if a thread is still running after `wait_s` seconds; else return.
 
-    Ctrl-C may leave a lock held in code that it interrupts, such as a compiler's, and Python would wait for ever for a
-    thread that waits for the lock. All files are closed by now.
+    Ctrl-C may leave a lock held in code that it interrupts, for example in a compiler, and Python would wait forever
+    for a thread that waits for the lock. All files are closed by now.
     """
     ends_at = time.monotonic() + wait_s
     for thread in threading.enumerate():

@@ -107,7 +107,7 @@ def plot_sizes(
     folder: _SizesOption = Path("llm"),
     quiet: QuietOption = False,
 ) -> None:
-    """Plot the throughput per GPU by number of GPUs of profiles by tables: a panel a model, a line a kind of GPU."""
+    """Plot the throughput per GPU by number of GPUs of profiles by tables: a panel a model, a line a GPU type."""
     from rlpto.evaluation.plots import Plot, throughput_panels, write_plots
 
     found = _with_tables(folder)
@@ -123,7 +123,7 @@ def plot_sizes(
 
 @app.command("list", epilog="Example: rlpto profiles list --folder llm")
 def list_sizes(folder: _SizesOption = Path("llm")) -> None:
-    """List kinds of GPU, allowed sizes and sources of profiles by tables, and how well held-out sizes are predicted."""
+    """List GPU types, allowed sizes and sources of profiles by tables, and how well held-out sizes are predicted."""
     from rich.markup import escape
 
     profiles = _with_tables(folder)
@@ -271,7 +271,7 @@ def profile(
 
 
 def measured_before(path: Path, programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:
-    """Profiles of a file that match the programs' current settings. Raises ProfileError for any other kind of file."""
+    """Profiles of a file that match the programs' current settings. Raises ProfileError for any other file."""
     from rlpto.io.files import is_there
 
     if not is_there(path):
@@ -298,9 +298,10 @@ def measure_programs(
     learning: float,
     console: Console,
 ) -> None:
-    """Measure programs one after the other, each in the file as soon as it is measured, and in `known`.
+    """Measure programs one after the other, and add each to the file and to `known` when it is measured.
 
-    address: of a Ray cluster that is there; None: a local one. seconds, learning: as in `measure_program`.
+    address: address of a running Ray cluster. Default: a local one. seconds: duration of each measurement. learning:
+    longest training for the accuracy curve [s].
     """
     from rlpto.experiments.on_ray import real_nodes
     from rlpto.io.files import write_text
@@ -340,7 +341,7 @@ def measure_programs(
 
 
 def measured_on(gpus: Mapping[str, int]) -> str:
-    """Where a program was measured, in words. gpus: of every node."""
+    """Description of the cluster on which a program was measured. gpus: GPUs of every node."""
     import ray
     import torch
 

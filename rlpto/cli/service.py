@@ -1,4 +1,4 @@
-"""`rlpto serve`, `user`, `program`, `policy`, and what all verbs of the service share: reaching it, showing answers."""
+"""`rlpto serve`, `user`, `program`, `policy`, and common code of all verbs of the service: connection and output."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object
 
 
 def connect(service: ServiceOption = None, certificate: CertificateOption = None) -> Client:
-    """Return a client of the service; it says which one it asks if several run on this machine and none was chosen.
+    """Return a client of the service; it reports its address if several run on this machine and none was chosen.
 
-    The token comes from $RLPTO_TOKEN, so that it appears in no list of processes. Raises MissingExtraError
-    where the packages for it are missing, ServiceError without a token.
+    The token comes from $RLPTO_TOKEN, which keeps it out of lists of processes. Raises MissingExtraError
+    if packages for it are missing, ServiceError without a token.
     """
     from rlpto.client import Client
 
@@ -47,7 +47,7 @@ def connect(service: ServiceOption = None, certificate: CertificateOption = None
 
 
 def of_service(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb whose first argument is a client; the command has the options of `connect` in its place."""
+    """Wrap a verb whose first argument is a client; the command has the options of `connect` instead."""
 
     @wraps(verb)
     def run(service: str | None, certificate: Path | None, **given: Any) -> None:
@@ -70,7 +70,7 @@ def service_is_known() -> bool:
 
 
 def print_json(answers: Iterable[Answer]) -> None:
-    """One object a line."""
+    """Print one object a line."""
     for answer in answers:
         say(json.dumps(answer))
 
@@ -78,7 +78,7 @@ def print_json(answers: Iterable[Answer]) -> None:
 def print_rows(
     headings: Sequence[str], rows: Iterable[Sequence[str]], none: str, as_json: Iterable[Answer] | None = None
 ) -> None:
-    """A table, or the line `none`. as_json: answers that are printed in its place."""
+    """Print a table, or the line `none`. as_json: answers to print as JSON instead."""
     from rich.markup import escape
 
     if as_json is not None:
@@ -104,7 +104,7 @@ def clock_text(at: float | None) -> str:
 
 
 def number_text(value: Any) -> str:
-    """A number that may be missing."""
+    """Text of a number; empty for None."""
     return "" if value is None else f"{value:.4g}"
 
 
@@ -132,7 +132,7 @@ def serve(
     def ready(address: str, token_is_new: bool) -> None:
         token_file = found.folder / TOKEN_FILE
         note_service(address, token_file)
-        shows = token_is_new and sys.stdout.isatty()  # a file or a journal may have other readers
+        shows = token_is_new and sys.stdout.isatty()  # others may read a file or a journal
         token = token_file.read_text(encoding="ascii").strip() if shows else ""
         console.print(f"the service is up at [bold]{address}[/]; the cluster comes up meanwhile")
         console.print(f"sign in:    {address}/login{f'#{token}' if token else ''}", soft_wrap=True)
@@ -163,7 +163,7 @@ def add_user(
 @user_app.command("token", epilog="Example: rlpto user token ann")
 @of_service
 def make_token(client: Client, name: Annotated[str, typer.Argument(help="Name of the user.")]) -> None:
-    """Print a further token of a user, which is shown only now."""
+    """Print an additional token of a user, which is shown only now."""
     say(client.make_token(name, "by rlpto user token"))
 
 
@@ -174,7 +174,7 @@ ProgramArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of th
 @program_app.command("list", epilog="Example: rlpto program list")
 @of_service
 def list_programs(client: Client, json_: JsonOption = False) -> None:
-    """List what may be trained, and what keeps a program from it."""
+    """List the programs that may be trained, with the problem of any that cannot."""
     found = client.programs()
     columns = ("name", "description", "epochs", "most_gpus", "checked", "problem")
     rows = ([str(one[column]) for column in columns] for one in found)
@@ -198,7 +198,7 @@ def set_program(
 @program_app.command("delete", epilog="Example: rlpto program delete digits_wide")
 @of_service
 def delete_program(client: Client, name: ProgramArgument) -> None:
-    """Take no further jobs of a program; existing jobs go on."""
+    """Take no more jobs of a program; existing jobs continue."""
     client.delete_program(name)
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rlpto.client import Answer, Client
 
 SCRIPT_PROGRAM = "script"
-"""Program of scripts for which no other is named."""
+"""Program of scripts for which no other is given."""
 NOT_FINISHED = 1
-"""Exit code of --wait where the job did not finish."""
+"""Exit code of --wait if the job did not finish."""
 
 
 @of_service
@@ -114,7 +114,7 @@ def submit(
 
 
 def _numbers(text: str) -> tuple[int, int]:
-    """The first and last number of an array. Raises ConfigError."""
+    """The first and last number of an array. Raises ConfigError for any other text."""
     found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text)
     if found is None:
         raise ConfigError(f"--array {text}: expected FIRST-LAST, such as 1-10")
@@ -122,7 +122,7 @@ def _numbers(text: str) -> tuple[int, int]:
 
 
 def wait_for(client: Client, job: str, console: Console) -> Answer:
-    """The job when it is over; shows each of its states until then."""
+    """Wait until a job is over, and return it; prints each of its states until then."""
     found: Answer = {}
     for found in client.wait(job):
         reason = f": {found['reason']}" if found["reason"] else ""
@@ -131,7 +131,7 @@ def wait_for(client: Client, job: str, console: Console) -> Answer:
 
 
 def _expected(job: Answer) -> str:
-    """Return when a job will probably start and end; empty if that is not known or should have happened already."""
+    """Return the estimated start and end of a job; empty if they are unknown or should have happened already."""
     said = job["prediction"] or {}
     starts = None if job["started"] else said.get("start")
     ends = said.get("finish") if job["ended"] is None else None
@@ -152,7 +152,7 @@ def _show_check(found: Answer, json_: bool, quiet: bool) -> None:
 
 
 def _from_file(file: str | None) -> dict[str, Any]:
-    """The job of a file. Raises ConfigError for one that is no mapping in YAML."""
+    """The job of a file. Raises ConfigError if it is no mapping in YAML."""
     from rlpto.io.yaml_file import parse_value, read_yaml
 
     if file is None:
@@ -168,8 +168,8 @@ def _from_file(file: str | None) -> dict[str, Any]:
 def _from_script(
     file: Path, arguments: list[str], samples: int | None, files: list[Path], pip: list[str]
 ) -> dict[str, Any]:
-    """The job of a script. Raises ConfigError for one that cannot be compiled, for `files` that cannot go along, and
-    without `samples`."""
+    """The job of a script. Raises ConfigError if it cannot be compiled, if `files` cannot be sent with it, and without
+    `samples`."""
     from rlpto.io.reading import read_text
     from rlpto.store.code_files import pack
     from rlpto.store.scripts import compiled

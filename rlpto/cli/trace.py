@@ -39,7 +39,7 @@ def import_(
     from rlpto.workloads.trace import write_trace
 
     name = detect_format(path) if format_ == "auto" else format_
-    # A csv derived from a trace also has the name of that trace.
+    # A csv derived from a trace also has the trace's name.
     if name == "philly" and detect_format(path) == "philly_csv":
         name = "philly_csv"
     result = import_trace(name, path, skip_bad_lines, columns)

@@ -1,4 +1,4 @@
-"""`rlpto train`, `rlpto tune` and `rlpto sweep`: what learns, with which seeds, constants or hyper-parameters."""
+"""`rlpto train`, `rlpto tune` and `rlpto sweep`: train agents, tune constants and search hyper-parameters."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def train(
 
 
 def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
-    """Train every member of a run, one after the other or side by side, with a progress bar."""
+    """Train every member of a run, one after the other or in parallel, with a progress bar."""
     from rlpto.experiments.parallel import side_by_side, workers
     from rlpto.experiments.run_folder import members
     from rlpto.experiments.training_runs import how_to_go_on, summary, train_folder
@@ -174,7 +174,7 @@ def _fine_tune(
 
 
 def _show(bar: Progress, task: TaskID, status: Status) -> None:
-    """Move a progress bar to where a training is."""
+    """Move a progress bar to the present step of a training."""
     best = "" if status.best is None else f", best {status.best:+.2f}"
     bar.update(task, description=f"{status.doing}{best}", completed=min(status.steps, status.total), total=status.total)
 
@@ -229,9 +229,9 @@ def tune(
     set_: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Choose the constants of provisioners, which say how many nodes to rent, on the training windows.
+    """Choose the constants of provisioners, which set the number of rented nodes, on the training windows.
 
-    The cost of a window is minus its reward, beyond what the jobs cost if they never waited and no GPU were idle.
+    The cost of a window is minus its reward, less the jobs' cost if they never waited and no GPU were idle.
     """
     from rlpto.experiments.tune import tune as tuned
 
