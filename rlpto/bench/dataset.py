@@ -1,4 +1,4 @@
-"""Offline data sets by Minari: what a policy that steers the index does in the environment of a case."""
+"""Offline data sets for Minari, recorded from a policy that steers the index in the environment of a case."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from rlpto.policies.index import Index
 def record(
     case: str, policy: str, name: str, episodes: int, *, progress: bool = False, **settings: Any
 ) -> tuple[int, float]:
-    """Record whole episodes in training windows of a case, as a data set of Minari.
+    """Record whole episodes in training windows of a case, as a data set for Minari.
 
-    policy: spec of one that decides by weights of the index alone, such as `planner`: only those are actions of the
-    environment. What is beyond its limits is cut. name: NAMESPACE/NAME-vNUMBER. settings: keys of `EnvSettings`.
-    progress: shows a bar on a terminal. Observations are flat vectors, rewards are without a baseline. Episode i begins
-    with seed i. Returns the
-    number of steps, and the share of them that was cut. Raises ConfigError for another policy, for a name that is
-    taken or is none, and where Minari cannot write; MissingExtraError without Minari.
+    policy: spec of a policy whose decisions depend only on index weights, for example `planner`: the environment has no
+    other actions. Actions are cut to the environment's limits. name: NAMESPACE/NAME-vNUMBER. settings: keys of
+    `EnvSettings`. progress: shows a bar on a terminal. Observations are flat vectors, rewards are without a baseline.
+    Episode i begins with seed i. Returns the number of steps, and the share of them that was cut. Raises ConfigError
+    for another policy, for a name that is taken or invalid, and if Minari cannot write; MissingExtraError without
+    Minari.
     """
     with extras():
         import minari
@@ -54,7 +54,7 @@ def record(
     assert isinstance(single, ClusterEnv)
     single.batch = EnvBatch(single.setup, compiled=False)  # policies look at a cluster object
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="minari")  # that it has no author and no address
+        warnings.filterwarnings("ignore", module="minari")  # about a missing author and address
         collector = minari.DataCollector(env)
         console, shown = Console(stderr=True), progress and sys.stderr.isatty()
         for seed in track(range(episodes), f"recording {policy}", console=console, transient=True, disable=not shown):
@@ -73,7 +73,7 @@ def record(
 
 
 def _action(env: ClusterEnv, policy: Policy) -> AnyArray:
-    """[ACTION_FEATURES] what a policy does now, as steps from the environment's start weights."""
+    """[ACTION_FEATURES] the policy's present index weights, as steps from the environment's start weights."""
     shown, start = env.batch.clusters, env.setup.start
     assert isinstance(shown, OneCluster)
     if len(shown.state.jobs):

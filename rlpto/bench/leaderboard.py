@@ -28,14 +28,14 @@ ABOUT = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A submission and what it scores in a division."""
+    """A submission and its scores in a division."""
 
     card: Card
     scores: Scores
 
     @property
     def ranked(self) -> bool:
-        """Whether it has all cases of the division that ship."""
+        """Whether it has all cases that count in the division."""
         return not self.scores.missing
 
     def cells(self, first: Entry) -> dict[str, str]:
@@ -60,9 +60,9 @@ class Entry:
 
 
 def entries_of(folders: Sequence[Path]) -> tuple[dict[str, list[Entry]], list[str]]:
-    """Entries by division, best first and those that lack cases last, and a line on each submission that is wrong.
+    """Entries by division, best first and incomplete ones last, and a line on each invalid submission.
 
-    folders: of submissions, or with submissions in them. Raises ConfigError if one has none.
+    folders: submissions, or folders with submissions. Raises ConfigError if a folder has none.
     """
     found: dict[str, list[Entry]] = {division: [] for division in HEADINGS}
     left_out = []
@@ -86,7 +86,7 @@ def entries_of(folders: Sequence[Path]) -> tuple[dict[str, list[Entry]], list[st
 
 
 def _submissions(folder: Path) -> list[Path]:
-    """A submission, or those in a folder."""
+    """The folder itself if it is a submission, else the submissions in it."""
     folders = [folder] if (folder / CARD).is_file() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
     if not folders:
         raise ConfigError(f"{folder}: no submissions, expected folders with {CARD} and {RESULTS}")
@@ -118,9 +118,9 @@ def page(divisions: dict[str, list[Entry]]) -> str:
 
 
 def agent_scores(folder: Path, agent: Path) -> list[str]:
-    """Lines for the model card of an agent, on what a submission scores. agent: a checkpoint or an exported file.
+    """Lines on a submission's scores for the model card of an agent. agent: a checkpoint or an exported file.
 
-    Raises ConfigError or CheckpointError if the submission is wrong, or of other policies.
+    Raises ConfigError or CheckpointError if the submission is invalid, or has other policies.
     """
     card = read_card(folder)
     policies = [make_policy(runnable(spec, folder)) for spec in card.policies]
@@ -145,7 +145,7 @@ def agent_scores(folder: Path, agent: Path) -> list[str]:
 
 
 def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
-    """Scores of all divisions as bars with their intervals, as a picture."""
+    """Draw the scores of all divisions as bars with their intervals, and write the picture."""
     ranked = {division: [entry for entry in entries if entry.ranked] for division, entries in divisions.items()}
     if not (shown := {division: entries for division, entries in ranked.items() if entries}):
         raise ConfigError(f"{path}: nothing to plot, no submission has all cases of a division")
@@ -166,7 +166,7 @@ def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
 
 
 def _by_case(entries: Sequence[Entry], division: str) -> list[dict[str, str]]:
-    """Rows of scores, a column for every case that a submission has."""
+    """Rows of scores, with a column for every case that a submission has."""
     scores = {entry.card.name: entry.scores.by_case() for entry in entries}
     names = [case.id for case in cases() if any(case.id in mine for mine in scores.values())]
     return [

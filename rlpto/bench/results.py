@@ -1,4 +1,4 @@
-"""Results of a submission, row by row, and what they score."""
+"""Results of a submission, row by row, and its scores."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlpto.io.files import write_text
 from rlpto.io.reading import one_line, parsing, read_text
 
 FIGURES = ("jct", "p95", "rho", "reward", "gpu_hours", "rescales", "unfinished", "bound")
-"""What a cell comes to, the same on every machine: mean and 95th percentile of JCTs [s], where unfinished jobs count
-until the run's end, mean finish-time fairness, total reward, GPU-hours held, rescales per job, unfinished jobs, and the
-lower bound of the mean JCT [s]."""
+"""Figures of a cell, the same on every machine: mean and 95th percentile of JCTs [s], where unfinished jobs count until
+the run's end, mean finish-time fairness, total reward, GPU-hours held, rescales per job, unfinished jobs, and the lower
+bound of the mean JCT [s]."""
 MEASURED = "cpu_ms"
 """Milliseconds of CPU time per decision, the simulation included; differs from run to run."""
 _KEYS = ("case", "digest", "policy", "window")
@@ -32,7 +32,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Row:
-    """A cell: a policy, as its card writes it, on a window of a case."""
+    """A cell: a policy, written as in its card, on a window of a case."""
 
     case: str
     digest: str
@@ -48,7 +48,7 @@ class Row:
 
 
 def row_of(case: str, digest: str, policy: str, record: RunRecord) -> Row:
-    """The row of a run whose time was taken as CPU time."""
+    """The row of a run whose duration was measured as CPU time."""
     metrics = measure(record)
     end, jct = run_span(record)[1], completion_times(record.jobs)
     jct = np.where(np.isfinite(jct), jct, end - record.jobs.submit_time)
@@ -77,7 +77,7 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read what `write_rows` wrote. Raises CheckpointError with the line of what is wrong."""
+    """Read a file of `write_rows`. Raises CheckpointError with the faulty line."""
     header = [*_KEYS, *FIGURES, MEASURED]
     expected = "results of rlpto bench"
     text = read_text(path, expected, CheckpointError)
@@ -103,8 +103,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], list[str]]:
-    """The rows that are cells of these policies, and a line on everything else: other cases, digests, policies or
-    windows than there are, and cells that are missing."""
+    """The rows that are cells of these policies, and a line on every fault: unknown cases, digests, policies or
+    windows, and missing cells."""
     known, windows = {case.id: case for case in cases()}, dict[str, list[str]]()
     for row in read_rows(FIFO_FILE):
         windows.setdefault(row.case, []).append(row.window)
@@ -128,10 +128,10 @@ def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], li
 
 
 class Scores:
-    """What complete results of one division come to.
+    """Scores of complete results in one division.
 
     A case scores 0 with the mean JCT of `fifo` and 100 with its lower bound; a division scores the mean of its cases.
-    rows: of all policies of a submission (seeds of training, if there are several) on every window of the cases.
+    rows: rows of all policies of a submission (one for each seed of training) on every window of the cases.
     """
 
     def __init__(self, rows: Sequence[Row], division: str) -> None:
@@ -147,8 +147,8 @@ class Scores:
 
     @cached_property
     def drawn(self) -> FloatArray:
-        """[RESAMPLES] scores of the division's cases that count, windows and policies drawn again. The n-th draw has
-        the same windows for all submissions, so that their differences are paired."""
+        """[RESAMPLES] scores of the division's cases that count, with windows and policies resampled. The n-th resample
+        has the same windows for all submissions, which makes their differences paired."""
         policies = len({row.policy for row in self._rows})
         members = np.random.default_rng(1).integers(0, policies, (RESAMPLES, policies))
         windows_of, found = np.random.default_rng(0), []
@@ -182,7 +182,7 @@ class Scores:
 
     @cached_property
     def _times(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
-        """By case: mean JCT [policies, windows], that of fifo [windows], and the bound [windows]."""
+        """By case: mean JCT [policies, windows], mean JCT of fifo [windows], and the bound [windows]."""
         fifo = {(row.case, row.window): row.figures[0] for row in read_rows(FIFO_FILE)}
         found = {}
         for case in self.cases:

@@ -1,4 +1,4 @@
-"""Submissions: a folder with a card, results and the files of its policies, made by runs and checked by more runs."""
+"""Submissions: folders with a card, results and the files of the policies, made by runs and verified by new runs."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ CARD, RESULTS = "card.yaml", "results.csv"
 
 
 class Card(Settings):
-    """What a submission is."""
+    """Description of a submission."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=60)
     """Name on the leaderboard."""
     policies: tuple[str, ...] = Field(min_length=1)
-    """Specs as `rlpto policies` lists them, files relative to the card; several are seeds of one training."""
+    """Specs as listed by `rlpto policies`, with files relative to the card. Several specs are seeds of one training."""
     author: str = ""
-    """Who submits it."""
+    """Name of the submitter."""
     about: str = ""
-    """What it is, in a sentence, with a link."""
+    """Description in a sentence, with a link."""
     tuned_on: str = "nothing"
-    """Which windows its constants or weights were learnt from. Test windows are not for tuning."""
+    """Windows used to train or tune its weights. Test windows are not for tuning."""
     training_cpu_s: float = Field(0.0, ge=0)
     """CPU-seconds of all training and tuning."""
     deterministic: bool = True
-    """Whether running it again gives the same results; where not, figures may differ by a hundredth."""
+    """Whether a repeated run gives the same results. If not, figures may differ by a hundredth."""
     code: str = ""
     """Digest of the files of a plug-in that made the results."""
     rlpto: str = __version__
@@ -73,20 +73,20 @@ class Card(Settings):
 def run(
     card: Card, chosen: Sequence[Case], folder: Path, jobs: int, say: Callable[[str], None], *, progress: bool = True
 ) -> list[Row]:
-    """Run the policies of a card on cases, and write the submission; what is finished is kept and not run again.
+    """Run the policies of a card on cases, and write the submission. Finished cells are kept and not run again.
 
-    say: shows which case is run. Raises ConfigError for policies that cannot be submitted, CheckpointError while
+    say: shows the present case. Raises ConfigError for policies that cannot be submitted, CheckpointError while
     another process writes the submission.
     """
     for spec in card.policies:
-        make_policy(spec)  # a wrong one is refused before anything is written
+        make_policy(spec)  # refuses an invalid one before anything is written
     with alone_in(folder, f"{folder}: another process runs this submission: wait for its end, or use another folder"):
         kept = tuple(_with_own_files(spec, folder, say) for spec in card.policies)
         singles = [single for spec in kept for single in parse_spec(spec).singles]
         files = "".join(digest(file) for single in singles for file in plugin_files(single.name))
         code = files and hashlib.sha256(files.encode()).hexdigest()
         if (folder / CARD).is_file():
-            card = read_card(folder)  # with what was filled in since
+            card = read_card(folder)  # includes entries that the user has filled in since
             if card.policies != kept:
                 raise ConfigError(
                     f"{folder / CARD}: a submission of {', '.join(card.policies)}; expected another folder"
@@ -120,7 +120,7 @@ def run(
 
 
 def new_card(name: str, policies: Sequence[str]) -> Card:
-    """A card that says no more than this. Raises ConfigError for a name that none may have, or a policy twice."""
+    """A card with only these entries. Raises ConfigError for an invalid name, or a policy given twice."""
     try:
         return Card(name=name, policies=tuple(policies))
     except ValidationError as error:
@@ -134,10 +134,10 @@ def read_card(folder: Path) -> Card:
 
 
 def verify(folder: Path, share: float = 0.05, seed: int | None = None) -> Iterator[str]:
-    """Lines on what is wrong with a submission, after running a part of it again; none: it is right.
+    """Run a part of a submission again, and yield a line for each fault; none if it is correct.
 
-    share: of the cells that are run again. seed: of their choice; None: the digest of its results, so that no one
-    chooses. Raises ConfigError or CheckpointError if its files cannot be read.
+    share: share of the cells that are run again. seed: seed of their choice. Default: the digest of the results, which
+    nobody can choose. Raises ConfigError or CheckpointError if its files cannot be read.
     """
     card, rows = read_card(folder), read_rows(folder / RESULTS)
     if card.suite != VERSION:
@@ -152,7 +152,7 @@ def verify(folder: Path, share: float = 0.05, seed: int | None = None) -> Iterat
 
 
 def _again(folder: Path, row: Row, tolerance: float) -> Iterator[str]:
-    """Run a cell again; a line if it comes out otherwise."""
+    """Run a cell again, and yield a line if the result differs."""
     case = find_case(row.case)
     where = f"case {case.id}: {row.policy} · {row.window}"
     try:
@@ -182,15 +182,15 @@ def runnable(spec: str, folder: Path) -> str:
 
 
 def _with_own_files(spec: str, folder: Path, say: Callable[[str], None]) -> str:
-    """A spec as its card writes it; its files are copied next to the card. Code that has changed replaces its copy, and
-    the results of the code before."""
+    """A spec as written in its card, after copying its files into the card's folder. Code that has changed replaces its
+    copy, and the results of the old code are deleted."""
 
     def copied(name: str) -> str:
         path = Path(name).expanduser()
         if path.is_dir():
             raise ConfigError(f"policy {spec}: {name} is a folder, expected a file: `rlpto export {name} -o agent.zip`")
         if not path.is_file():
-            return name  # one that ships
+            return name  # a file that comes with RLPTO
         code = path.suffix == CODE_ENDING
         for file in local_modules(path) if code else [path]:
             target = folder / file.relative_to(path.parent)
@@ -209,7 +209,7 @@ def _with_own_files(spec: str, folder: Path, say: Callable[[str], None]) -> str:
 
 
 def _timed(config: Config, cell: Cell) -> RunRecord:
-    """A run whose run time is that of the processor."""
+    """Run a cell, and record CPU time as the duration of the run."""
     begun = time.process_time()
     record = run_cell(config, cell, sealed=True)
     return replace(record, wall_seconds=time.process_time() - begun)

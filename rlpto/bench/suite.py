@@ -1,4 +1,4 @@
-"""The cases of rlpto-bench: which jobs, which cluster, what is known."""
+"""The cases of rlpto-bench: jobs, cluster and knowledge of policies."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 SUITE_FILE, DIGESTS_FILE, FIFO_FILE = (FOLDER / name for name in ("suite.yaml", "digests.yaml", "fifo.csv"))
 VERSION = 1
-"""Version of the suite; in the ids of its environments."""
+"""Version of the suite, which is part of the ids of its environments."""
 BUILT = Path("runs/bench/jobs")
-"""Where jobs that do not ship are built, in the working directory."""
+"""Folder, in the working directory, in which the jobs of cases that do not ship are built."""
 REALISTIC, EXACT = "realistic", "exact"
-"""Divisions: what a real scheduler knows, and an oracle's knowledge."""
+"""Divisions: the knowledge of a real scheduler, and of an oracle."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One case.
 
-    id: such as microsoft04-0.9 or microsoft04-0.9-exact. jobs: name of its file of jobs. division: what is known.
-    settings: of the configuration that draws such jobs, `workload` included. ships: whether its jobs do. counts: for
-    the score of its division.
+    id: for example microsoft04-0.9 or microsoft04-0.9-exact. jobs: name of its file of jobs. division: knowledge of
+    policies. settings: keys of the configuration that draws such jobs, `workload` included. ships: whether the file of
+    jobs comes with RLPTO. counts: whether the case counts for the score of its division.
     """
 
     id: str
@@ -48,9 +48,9 @@ class Case:
 
     @property
     def digest(self) -> str:
-        """Of all that decides the case: its jobs after drawing, cluster, failures, knowledge and rules.
+        """Digest of everything that determines the case: jobs after drawing, cluster, failures, knowledge and rules.
 
-        Raises ConfigError where no digest of its jobs is kept.
+        Raises ConfigError if no digest of its jobs is stored.
         """
         if self.jobs not in (kept := digests()):
             raise ConfigError(f"case {self.id}: {DIGESTS_FILE.name} has no digest of its jobs")
@@ -59,7 +59,7 @@ class Case:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def draw(self) -> dict[str, list[Job]]:
-        """Jobs of its test windows, drawn from where they come from."""
+        """Draw the jobs of its test windows from their source."""
         from rlpto.experiments.experiment import Experiment
 
         experiment = Experiment(self.drawing)
@@ -73,7 +73,7 @@ class Case:
     def config(self) -> Config:
         """The configuration of the case itself, whose windows are frozen.
 
-        Raises ConfigError if its jobs do not ship and are not built, or are others than those of the suite.
+        Raises ConfigError if its jobs neither ship nor are built, or differ from the suite's.
         """
         from rlpto.workloads.frozen import digest_of, read_jobs
 
@@ -127,7 +127,7 @@ def cases() -> tuple[Case, ...]:
 
 
 def find_case(name: str) -> Case:
-    """The case of a name. Raises ConfigError if there is none."""
+    """The case of a name. Raises ConfigError for an unknown name."""
     found = next((case for case in cases() if case.id == name), None)
     if found is None:
         raise ConfigError(f"case {name}: no such case (`rlpto bench list` lists all); {nearest(name, case_ids())}")
@@ -142,14 +142,14 @@ def digests() -> dict[str, str]:
 
 
 def case_env(case: str, **settings: Any) -> ClusterEnv:
-    """An environment of training windows like those of a case; arguments as of `rlpto/Cluster-v0`, but for config."""
+    """An environment with training windows of a case; takes the arguments of `rlpto/Cluster-v0`, except for config."""
     from rlpto.experiments.environments import cluster_env
 
     return cluster_env(find_case(case).drawing, **settings)
 
 
 def case_vector_env(num_envs: int = 1, *, case: str, **settings: Any) -> ClusterVectorEnv:
-    """Many such environments that step together."""
+    """Many environments of `case_env` that step together."""
     from rlpto.experiments.environments import vector_env
 
     return vector_env(num_envs, find_case(case).drawing, **settings)
@@ -162,7 +162,7 @@ def _config(settings: Mapping[str, Any]) -> Config:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings merged key by key, `over` winning."""
+    """Mappings merged key by key, where `over` takes precedence."""
     found = dict(base)
     for key, value in over.items():
         both = isinstance(base.get(key), Mapping) and isinstance(value, Mapping)

@@ -1,4 +1,4 @@
-"""Zip archives of others: an entry never unpacks to more bytes than the list of entries says."""
+"""Zip archives from untrusted sources: an entry never unpacks to more bytes than the list of entries states."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import IO
 
 
 class CheckedZip(zipfile.ZipFile):
-    """A zip archive for reading. Raises ValueError if entries have the same name or are neither stored nor deflated:
-    `zipfile` unpacks bzip2 and lzma without any bound."""
+    """A zip archive for reading. Raises ValueError if two entries have the same name, or an entry is neither stored nor
+    deflated: `zipfile` unpacks bzip2 and lzma without any bound."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -22,7 +22,7 @@ class CheckedZip(zipfile.ZipFile):
         """Return the content of an entry. Raises BadZipFile if it is larger or smaller than listed."""
         info = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)
         with self.open(info, pwd=pwd) as entry:
-            found = entry.read(info.file_size + 1)  # without a number it unpacks all, and cuts that afterwards
+            found = entry.read(info.file_size + 1)  # without a number it unpacks everything before it cuts the result
         if len(found) != info.file_size:
             raise zipfile.BadZipFile(f"{len(found)} bytes of an entry that is listed with {info.file_size}")
         return found

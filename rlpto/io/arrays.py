@@ -1,4 +1,4 @@
-"""Array types used throughout, so that signatures stay short."""
+"""Short names for the array types used throughout."""
 
 from __future__ import annotations
 

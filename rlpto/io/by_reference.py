@@ -1,7 +1,7 @@
 """Named tuples of many arrays that compiled code gets by reference.
 
-numba hands a named tuple over by all its parts and copies them at each use. A function that got a simulated world had
-some 150 arguments, and most of the time in the compiler went into those. By reference it has one.
+numba passes a named tuple by all its parts and copies them at each use. A function with a simulated world as argument
+had some 150 arguments, which took most of the compiler's time. By reference it has one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numba.extending import (
 Class = TypeVar("Class", bound=type[Any])
 
 SLOT = ir.IntType(64)
-"""What each number and each pointer of a tuple takes in memory."""
+"""Memory of each number and each pointer of a tuple."""
 
 
 class Reference(types.Type):
@@ -38,7 +38,7 @@ class Reference(types.Type):
 
 
 def by_reference(cls: Class) -> Class:
-    """Decorator: compiled code gets instances of a class of named tuples by reference, and cannot make any."""
+    """Decorator: compiled code gets instances of this class of named tuples by reference, and cannot make any."""
 
     @typeof_impl.register(cls)
     def _typeof(value: Any, context: Any) -> Reference:
@@ -101,7 +101,7 @@ def _store(builder: Any, memory: Any, at: int, value: Any) -> None:
 def _load(builder: Any, memory: Any, at: int, kind: Any) -> Any:
     if not isinstance(kind, ir.Aggregate):
         value = builder.load(_place(builder, memory, at, kind))
-        value.set_metadata("invariant.load", builder.module.add_metadata([]))  # so that a loop need not load it again
+        value.set_metadata("invariant.load", builder.module.add_metadata([]))  # a loop need not load it again
         return value
     value = ir.Constant(kind, ir.Undefined)
     for i, part in enumerate(kind.elements):

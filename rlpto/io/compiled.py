@@ -1,11 +1,11 @@
 """Compilation by numba, with a cache on disk that cannot go stale.
 
-numba's own cache looks at the path and the contents of the function's file alone: change a function that others call,
-or a constant they import, and they keep running the old code from their cache; copy the project, and all is compiled
-again. Here the cache lies in a folder named after a digest of all sources of compiled code, and functions are found in
-it by module and qualified name. Every checkout, clone and installation with the same sources shares it.
+numba's own cache depends only on the path and the contents of the function's file. If a called function or an imported
+constant changes, its callers keep running the old code from their cache; if the project is copied, everything is
+compiled again. Here the cache lies in a folder named after a digest of all sources of compiled code, and functions are
+found in it by module and qualified name. Every checkout, clone and installation with the same sources shares it.
 
-All that is used of numba beyond its public interface stands here; tested with version 0.68.1.
+This module has all uses of non-public parts of numba; tested with version 0.68.1.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _CONFIG: Any = numba.config  # its attributes are made at run time, so type checkers see none
 
-# numba counts the functions of a process from 1 and puts the count into the names of machine code. Where two processes
+# numba counts the functions of a process from 1 and puts the count into the names of machine code. If two processes
 # fill one cache, two lambdas or closures get the same name, and a process that loads both runs one in place of the
-# other (numba's issue 10486). Forked processes share a count, so every function draws a number.
+# other (numba's issue 10486). Forked processes share a count, so every function draws a random number.
 FunctionIdentity._unique_ids = iter(partial(secrets.randbits, 64), None)  # type: ignore[assignment]
 
 
 def _link_in(self: Any, other: Any, preserve: bool = False) -> None:
     """Link a module of LLVM into another, as llvmlite does.
 
-    LLVM destroys `other`. Here Python lets go of it before, not after: where a Ctrl-C came between, the module was
-    destroyed twice, and the process ended by a segmentation fault.
+    LLVM destroys `other`. Here Python releases it before, not after: if a Ctrl-C came between, the module was destroyed
+    twice, and the process ended with a segmentation fault.
     """
     other = other.clone() if preserve else other
     pointer = other._ptr
@@ -71,7 +71,7 @@ ModuleRef.link_in = _link_in
 
 
 def _same_options(one: Any, other: Any) -> bool:
-    """Compare options of compilation. numba looked all of them up by attribute: a sixth of the time to compile."""
+    """Compare options of compilation. numba looks each up as an attribute, which took a sixth of the compile time."""
     if type(one) is not type(other):
         return False
     if one._values == other._values:
@@ -81,50 +81,50 @@ def _same_options(one: Any, other: Any) -> bool:
 
 
 TargetConfig.__eq__ = _same_options  # type: ignore[method-assign]
-TargetConfig.__hash__ = lambda one: hash(type(one))  # type: ignore[method-assign]  # as before, it hashed their names
+TargetConfig.__hash__ = lambda one: hash(type(one))  # type: ignore[method-assign]  # before, it hashed their names too
 
 PACKAGE = Path(__file__).resolve().parents[1]
 NOT_COMPILED = frozenset(
     {"agents", "arrivals", "bench", "cli", "client.py", "elastic"}
     | {"evaluation", "experiments", "ray_cluster", "service", "store", "workloads"}
 )
-"""Packages without compiled functions and constants of them; all others count, so no new package is missed."""
+"""Packages without compiled functions and their constants. All other packages count, hence no new one is missed."""
 
 LOG = logging.getLogger(__name__)
 COMPILING = "compiling kernels, about half a minute on an idle core, once per version"
 SAID_AFTER_S = 2.0
-"""Seconds of compiling after which it is said."""
+"""Seconds of compiling after which the user is informed."""
 
 LONGEST_WAIT_S = 120.0
-"""Seconds to wait for another process that compiles the same function; it may have been stopped."""
+"""Longest wait for another process that compiles the same function, which may have been stopped [s]."""
 
 KEPT_VERSIONS = 8
-"""Folders of machine code that stay in a cache, the last used first; a folder has some 50 MB."""
+"""Number of folders of machine code, the last used ones, that stay in a cache; a folder has some 50 MB."""
 
 
 class _Listener(Listener):
-    """Says once in a process that kernels are being compiled, and spares that most of the search for garbage."""
+    """Reports once in a process that kernels are being compiled, and makes garbage collection rarer meanwhile."""
 
     inside, took, since, said, threshold = 0, 0.0, 0.0, False, gc.get_threshold()
 
     def on_start(self, event: Event) -> None:  # noqa: ARG002
-        """A function begins to be compiled, perhaps for another one."""
+        """Handle the start of a compilation, which may be nested in another one."""
         if self.inside == 0:
             self.since, self.threshold = time.monotonic(), gc.get_threshold()
-            gc.set_threshold(50_000)  # looking for garbage took a tenth of the time, and found little
+            gc.set_threshold(50_000)  # garbage collection took a tenth of the time, and found little
         elif self.took + time.monotonic() - self.since > SAID_AFTER_S:
             self.say()
         self.inside += 1
 
     def on_end(self, event: Event) -> None:  # noqa: ARG002
-        """A function has been compiled."""
+        """Handle the end of a compilation."""
         self.inside -= 1
         if self.inside == 0:
             self.took += time.monotonic() - self.since
             gc.set_threshold(*self.threshold)
 
     def say(self) -> None:
-        """To the log where it is read, else to a terminal. Workers are silent."""
+        """Report it to the log if that is read, else to a terminal. Workers are silent."""
         if not self.said and parent_process() is None:
             self.said = True
             if LOG.isEnabledFor(logging.INFO) and LOG.hasHandlers():
@@ -138,14 +138,14 @@ register("numba:compile", _LISTENER)
 
 
 def say_if_cold(function: Callable[..., Any]) -> None:
-    """Say that kernels will be compiled, by workers, unless the cache has a function of theirs."""
+    """Report that workers will compile kernels, unless the cache has such a function."""
     folder = cast(Any, function).stats.cache_path
     if folder is None or not any(Path(folder).glob(f"*.{function.__name__}-*.nbi")):
         _LISTENER.say()
 
 
 class _LinkedLibrary(JITCodeLibrary):
-    """Code that is only linked into others, where it is optimised: it is neither on its own, nor made machine code."""
+    """Code that is only linked into other code and optimised there, without machine code of its own."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -154,12 +154,12 @@ class _LinkedLibrary(JITCodeLibrary):
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002
-        """There is no machine code."""
+        """Return 0: there is no machine code."""
         return 0
 
     @property
     def codegen(self) -> Any:
-        """Asked only to tell machine code where its constants of Python are."""
+        """A stub: it is only asked to tell machine code where its Python constants are."""
         return SimpleNamespace(set_env=lambda *_: None)
 
 
@@ -178,15 +178,15 @@ LINKED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, 
 
 @typeof_impl.register(CPUDispatcher)
 def _type_in_compiled_code(function: Any, context: Any) -> Any:  # noqa: ARG001
-    """What compiled code calls in place of a function that Python can call."""
+    """Type of the function that compiled code calls instead of one that Python can call."""
     return numba.types.Dispatcher(getattr(function, "linked", function))
 
 
 def njit(**options: Any) -> Callable[[Function], Function]:
     """Decorator: compile a function on its first call, and keep the machine code for later processes.
 
-    Into other compiled functions it is linked before it is optimised, as if it were a `helper`.
-    options: those of `numba.njit`, without `cache`.
+    In other compiled functions it is linked before optimisation, as if it were a `helper`.
+    options: options of `numba.njit`, without `cache`.
     """
 
     def decorate(function: Function) -> Function:
@@ -194,8 +194,8 @@ def njit(**options: Any) -> Callable[[Function], Function]:
         folder = cache_folder()
         _CONFIG.CACHE_DIR, _CONFIG.CACHE_LOCATOR_CLASSES = folder or "", f"{__name__}.{SourcesLocator.__name__}"
         try:
-            # _nrt is set even where it is the default: otherwise a callee would inherit it from a `kernel`. Entry
-            # points from C, for functions that are handed on as values, would be compiled for nothing.
+            # _nrt is set even to its default: otherwise a callee would inherit it from a `kernel`. Entry points from C,
+            # which serve functions passed on as values, would be compiled for nothing.
             defaults = {"_nrt": True, "no_cfunc_wrapper": True, "cache": folder is not None}
             compiled: Any = numba.njit(**(defaults | options))(function)
             compiled.linked = numba.njit(**({"_nrt": True} | LINKED | options))(function)
@@ -221,14 +221,14 @@ def _compile_alone(compile_or_load: Callable[[Any], Any], lock: Path, signature:
                     _LISTENER.say()
                 time.sleep(0.05)
                 continue
-            except OSError:  # the folder is gone by now, is another user's, or its file system has no locks
+            except OSError:  # the folder is gone, belongs to another user, or its file system has no locks
                 pass
             break
         return compile_or_load(signature)
 
 
 def kernel(**options: Any) -> Callable[[Function], Function]:
-    """`njit` for functions that allocate no memory: numba then keeps no reference counts.
+    """Decorator like `njit`, for functions that allocate no memory: numba then keeps no reference counts.
 
     Counting is atomic and happens at every access to an array; in the simulator's short loops it
     took more time than the work. A function that does allocate fails to compile.
@@ -237,10 +237,10 @@ def kernel(**options: Any) -> Callable[[Function], Function]:
 
 
 def helper(**options: Any) -> Callable[[Function], Function]:
-    """`kernel` for functions that only compiled code calls: they become part of their callers and have no cache.
+    """Decorator like `kernel`, for functions that only compiled code calls: they become part of their callers.
 
-    numba then makes no entry point from Python; where a `World` is handed over, that takes longer than to compile
-    the function. Python would run it uncompiled. Functions with a few plain arguments gain nothing.
+    They have no cache and no entry point from Python, whose compilation takes longer than the function's if a `World`
+    is an argument. Python would run them uncompiled. Functions with a few plain arguments gain nothing.
     """
     compiled: Any = register_jitable(**({"_nrt": False} | LINKED | options))
     return cast(Callable[[Function], Function], compiled)
@@ -248,15 +248,15 @@ def helper(**options: Any) -> Callable[[Function], Function]:
 
 @helper()
 def copy_rows(to: Any, rows: Any) -> None:
-    """Copy an array of one axis. An assignment of arrays compiles an error message too, which takes seconds."""
+    """Copy an array of one axis. An array assignment would also compile an error message, which takes seconds."""
     for i in range(len(rows)):
         to[i] = rows[i]
 
 
 def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
-    """One compiled function `fill(out, arguments)` that puts row(*arguments) of every compiled row into out [rows].
+    """Make a compiled function `fill(out, arguments)` that puts row(*arguments) of every compiled row into out [rows].
 
-    How tables of functions (features, terms) are evaluated without a loop in Python.
+    It evaluates tables of functions (features, terms) without a loop in Python.
     """
     body = "".join(f"    out[{at}] = row_{at}(*arguments)\n" for at in range(len(rows)))
     names: dict[str, Any] = {f"row_{at}": row for at, row in enumerate(rows)}
@@ -265,9 +265,9 @@ def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
 
 
 class SourcesLocator(UserProvidedCacheLocator):
-    """The place of a function's machine code in `cache_folder`, and what tells it from other functions.
+    """Locates a function's machine code in `cache_folder`, and tells it from other functions.
 
-    Functions of other packages (plug-ins) are not in the digest that names the folder: numba's rules hold for them.
+    Functions of other packages (plug-ins) are not part of the digest in the folder's name: numba's rules hold for them.
     """
 
     def __init__(self, function: Any, file: str) -> None:
@@ -278,11 +278,11 @@ class SourcesLocator(UserProvidedCacheLocator):
             self._cache_path = os.path.join(_CONFIG.CACHE_DIR, function.__module__)
 
     def get_source_stamp(self) -> Any:
-        """A constant for our functions, since sources that differ have another folder."""
+        """Return a constant for functions of this package: other sources have another folder."""
         return "" if self._ours else super().get_source_stamp()
 
     def get_disambiguator(self) -> str:
-        """What tells functions of one module and qualified name apart, such as two lambdas: their code, not lines."""
+        """Return a digest of the code, not of lines, to tell functions with the same qualified name apart."""
         return self._code if self._ours else str(super().get_disambiguator())
 
     def ensure_cache_path(self) -> None:
@@ -302,9 +302,9 @@ def _code_digest(function: Any) -> str:
 
 @lru_cache(maxsize=1)
 def cache_folder() -> str | None:
-    """Folder of this version's machine code, in $NUMBA_CACHE_DIR or the user's cache; None if neither can be written.
+    """Folder of this version's machine code, in $NUMBA_CACHE_DIR or the user's cache; None if neither is writable.
 
-    It is marked as used, and folders of versions that were used longest ago are deleted.
+    The folder is marked as used, and folders of versions that were used longest ago are deleted.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     parent = Path(_CONFIG.CACHE_DIR or Path(home, "rlpto"))
@@ -322,16 +322,16 @@ def cache_folder() -> str | None:
 def delete_old(parent: Path, kept: int = KEPT_VERSIONS) -> None:
     """Delete all but the last used folders of machine code, and all but the newest notes of sources.
 
-    A process that still uses a deleted folder compiles again what it has not loaded yet.
+    A process that still uses a deleted folder compiles the functions again that it has not loaded yet.
     """
     for pattern, most in (("rlpto-*", kept), ("sources-*", 4 * kept)):
-        with suppress(OSError):  # another process deletes, too
+        with suppress(OSError):  # another process may delete at the same time
             for old in sorted(parent.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)[most:]:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 
 def noted_digest(package: Path, note: Path) -> str:
-    """`sources_digest`, which takes most of a second, from a note of it as long as no source has changed since."""
+    """`sources_digest`, which takes most of a second, read from a note as long as no source has changed since."""
     files = [(name, (package / name).stat()) for name in compiled_sources(package)]
     state = [str(package), *(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in files)]
     stamp = hashlib.sha256("\0".join(state).encode()).hexdigest()
@@ -352,7 +352,7 @@ def compiled_sources(package: Path) -> list[str]:
 
 
 def sources_digest(package: Path) -> str:
-    """Digest of all that compiled code is made of, in all sources: compiled functions, constants and named tuples."""
+    """Digest of everything that compiled code depends on: compiled functions, constants and named tuples."""
     digest = hashlib.sha256()
     for name in compiled_sources(package):
         digest.update(f"{name}\0".encode())
@@ -363,9 +363,9 @@ def sources_digest(package: Path) -> str:
 
 
 def _is_compiled_in(node: ast.stmt) -> bool:
-    """Whether compiled code can depend on a statement. Other statements of a module cannot change it."""
+    """Whether compiled code can depend on a statement of a module. Other statements cannot change it."""
     if isinstance(node, ast.FunctionDef):
-        return any(isinstance(mark, ast.Call) for mark in node.decorator_list)  # also rows of tables, see `chained`
+        return any(isinstance(mark, ast.Call) for mark in node.decorator_list)  # including rows of tables (`chained`)
     if isinstance(node, ast.ClassDef):
         return any(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
     return isinstance(node, ast.Assign | ast.AnnAssign)

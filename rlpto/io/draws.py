@@ -1,4 +1,4 @@
-"""Random numbers without a stream: each is a hash of its purpose, so drawing one does not shift the others."""
+"""Random numbers without a stream: each is a hash of its purpose, hence drawing one does not shift the others."""
 
 from __future__ import annotations
 

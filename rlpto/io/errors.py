@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from rlpto.io.terminal import printable
 
 _LISTED = 6
-"""Most names that a message lists."""
+"""Largest number of names in a message."""
 
 
 class RlptoError(Exception):
-    """Base of all errors that bad input raises: names the thing, what is wrong, what was expected, on one line."""
+    """Base of all errors from bad input. The message is one line with the place, the reason and the expected input."""
 
     def __str__(self) -> str:
         return printable(" ".join(super().__str__().splitlines()))
@@ -22,7 +22,7 @@ class ConfigError(RlptoError):
 
 
 class TraceError(RlptoError):
-    """A trace file cannot be read, or one of its lines is broken."""
+    """A trace file is unreadable, or has a broken line."""
 
 
 class ProfileError(RlptoError):
@@ -50,7 +50,7 @@ class ClusterError(RlptoError):
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return the end of a message on a name that is not known: the known name closest to it, else the first few."""
+    """Return the end of a message on an unknown name: the closest known name, else the first few."""
     if near := difflib.get_close_matches(name, known, 1):
         return f"did you mean {near[0]}?"
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
@@ -58,13 +58,13 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def system_reason(refused: OSError) -> str:
-    """Why the system refuses something, for the end of a message, such as `no such file or directory`."""
+    """The system's reason for refusing something, to end a message with, such as `no such file or directory`."""
     return (refused.strerror or str(refused) or type(refused).__name__).lower()
 
 
 @contextmanager
 def refusals_as(error: type[RlptoError], what: str, expected: str = "") -> Iterator[None]:
-    """Raise `error`, `what` and why, where the system refuses what is done inside."""
+    """Turn an OSError of the block into `error` with `what` and the system's reason."""
     try:
         yield
     except OSError as refused:

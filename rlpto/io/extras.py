@@ -1,4 +1,4 @@
-"""Packages of RLPTO's extras, and one message where they are not installed."""
+"""Packages of RLPTO's extras, and one message if they are not installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = {
     "lightning": ("lightning",),
     "examples": ("minari", "tree"),
 }
-"""Modules that an extra of pyproject.toml adds to the one before."""
+"""Modules that each extra of pyproject.toml adds to the extra before it."""
 
 
 class MissingExtraError(RlptoError, ImportError):
@@ -26,7 +26,7 @@ class MissingExtraError(RlptoError, ImportError):
 
 @contextmanager
 def extras(*needed: str) -> Iterator[None]:
-    """Turn a failed import of a package of an extra into MissingExtraError. needed: packages to look for at once."""
+    """Turn a failed import of a package of an extra into MissingExtraError. needed: packages to check immediately."""
     try:
         for package in needed:
             if find_spec(package) is None:

@@ -23,7 +23,7 @@ PART_LIFETIME_S = 86_400.0
 
 @contextmanager
 def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError) -> Iterator[Path]:
-    """A file next to `path` to write to. It replaces `path` on success and is removed on failure.
+    """Yield an unfinished file in the folder of `path`. It replaces `path` on success and is removed on failure.
 
     Missing folders are created. Raises `error`, saying that `what` cannot be written, if the
     file system refuses or the path names no file; `path` is then unchanged.
@@ -42,10 +42,10 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
 
 
 class FileLock:
-    """The lock of a file or folder, until `close` or the end of this process, however that comes.
+    """The lock of a file or folder, held until `close` or any end of this process.
 
-    The system locks the inode, for every path to it. descriptor: of the open file. flags: for opening it. Raises
-    BlockingIOError if another process holds the lock, OSError if the path cannot be opened or is a link.
+    The system locks the inode, for every path to it. descriptor: descriptor of the open file. flags: flags for opening
+    it. Raises BlockingIOError if another process holds the lock, OSError if the path cannot be opened or is a link.
     """
 
     def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> None:
@@ -57,14 +57,14 @@ class FileLock:
             raise
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         os.close(self.descriptor)
 
 
 @contextmanager
 def alone_in(folder: Path, busy: str, error: type[RlptoError] = CheckpointError) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if need be. Raises `error`: `busy` if another process holds it, or why
-    the folder cannot be used."""
+    """Hold the lock of a folder, which is made if necessary. Raises `error`: `busy` if another process holds it, or the
+    reason why the folder cannot be used."""
     with refusals_as(error, f"{folder}: cannot write there"):
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -83,12 +83,12 @@ def is_there(path: Path) -> bool:
 
 
 def file_there(path: Path) -> bool:
-    """Whether a file exists, as `is_there`."""
+    """Whether a file exists; False for a path too long or without permission."""
     return os.path.isfile(path)
 
 
 def folder_there(path: Path) -> bool:
-    """Whether a folder exists, as `is_there`."""
+    """Whether a folder exists; False for a path too long or without permission."""
     return os.path.isdir(path)
 
 

@@ -14,13 +14,13 @@ AGAIN_SECONDS = 0.1
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C has stopped a command cleanly; the text says what is kept and how to continue."""
+    """Ctrl-C has stopped a command cleanly. The text tells which results are kept and how to continue."""
 
 
 @contextmanager
 def interrupts_kept() -> Iterator[None]:
-    """Within the block, a KeyboardInterrupt that is raised where Python cannot pass it on (callbacks from C, such as
-    those of a compiler; `__del__`) and would only print is raised in the main thread once more."""
+    """Raise a KeyboardInterrupt once more, in the main thread, if Python could only print it: for example in a callback
+    from a compiler's C code, or in `__del__`."""
     before = sys.unraisablehook
 
     def again(lost: sys.UnraisableHookArgs) -> None:
@@ -41,8 +41,8 @@ def interrupts_kept() -> Iterator[None]:
 
 @contextmanager
 def handler_kept() -> Iterator[None]:
-    """After the block Ctrl-C does what it did before, also where a library has left a handler of its own."""
-    before = signal.getsignal(signal.SIGINT)  # None: one that was not set in Python, and cannot be set again
+    """Restore the handler of Ctrl-C after the block, for libraries that leave a handler of their own."""
+    before = signal.getsignal(signal.SIGINT)  # None if it was not set in Python, and cannot be set again
     try:
         yield
     finally:
@@ -51,9 +51,9 @@ def handler_kept() -> Iterator[None]:
 
 
 class Interrupt:
-    """The first Ctrl-C asks a training to stop, once it learns; otherwise it ends it at once.
+    """Handler of Ctrl-C for a training: the first one asks it to stop cleanly, or ends it at once before it learns.
 
-    after: what it then still does.
+    after: name of the work that it still completes.
     """
 
     def __init__(self, after: str) -> None:
@@ -71,7 +71,7 @@ class Interrupt:
 
 @contextmanager
 def interruptible(after: str = "update") -> Iterator[Interrupt]:
-    """Handle Ctrl-C by an `Interrupt` while the block runs; in a thread, where signals do not arrive, by nothing."""
+    """Handle Ctrl-C by an `Interrupt` in the block, except in other threads, where signals do not arrive."""
     interrupt = Interrupt(after)
     if threading.current_thread() is not threading.main_thread():
         yield interrupt

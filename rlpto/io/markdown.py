@@ -13,6 +13,6 @@ def markdown_table(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _cell(value: object) -> str:
-    """A value on one line that ends no cell."""
+    """A value on one line, escaped for use in a cell."""
     text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else " ".join(str(value).split())
     return text.replace("|", "\\|").replace("<", "&lt;")

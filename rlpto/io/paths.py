@@ -1,4 +1,4 @@
-"""Paths in experiment files: variables filled in, relative to the file they stand in; and examples by their names."""
+"""Paths in experiment files: variables filled in, relative to the file that contains them; and examples by name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^
 
 
 EXAMPLES = Path(__file__).parents[1].joinpath("configs").resolve()
-"""Experiment files, tuned weights, trained agents and recorded traces that come with RLPTO, in a checkout as when
-installed."""
+"""Experiment files, tuned weights, trained agents and recorded traces that come with RLPTO, in a checkout or an
+installation."""
 _PROFILES = Path(__file__).resolve().parents[1] / "performance" / "profiles"
 _EXAMPLE_ENDINGS = (".yaml", ".zip")
 _OTHER_EXAMPLES = ("service",)
-"""Files in the folder of experiments that are no experiments: settings of the job service."""
+"""Files in the folder of experiments that are not experiments: settings of the job service."""
 
 
 def example_config(name: str | Path, endings: tuple[str, ...] = _EXAMPLE_ENDINGS) -> Path | None:
     """The example of a name, with or without its ending: `quickstart`, `results/philly`, `tuned/philly.yaml`,
-    `pretrained/synthetic`. None if there is none."""
+    `pretrained/synthetic`. None for an unknown name."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.name:
         return None
@@ -32,7 +32,7 @@ def example_config(name: str | Path, endings: tuple[str, ...] = _EXAMPLE_ENDINGS
 
 
 def portable(path: Path) -> str:
-    """Return an absolute path as text; of what comes with RLPTO the name, which `expand_path` finds in any clone."""
+    """Return an absolute path as text, or the name by which `expand_path` finds a file of RLPTO in any clone."""
     place = path.resolve()
     inside = next((root for root in (EXAMPLES, _PROFILES) if place.is_relative_to(root)), None)
     return str(path.absolute()) if inside is None else place.relative_to(inside).as_posix()
@@ -46,7 +46,7 @@ def example_names(folder: str = "", ending: str = ".yaml") -> list[str]:
 
 
 def example_trace(name: str | Path) -> Path | None:
-    """The trace of a name, with or without its ending: `microsoft/cluster04`. None if there is none."""
+    """The trace of a name, with or without its ending: `microsoft/cluster04`. None for an unknown name."""
     return example_config(name, (".parquet",))
 
 
@@ -64,8 +64,8 @@ class TypedOnCommandLine(str):
 def expand_path(value: object, info: ValidationInfo) -> object:
     """Fill in `${NAME}` and `${NAME:-default}`, then make the path relative to the config file.
 
-    A file that is not there may come with RLPTO: `tuned/philly.yaml`, the trace `microsoft/cluster04` and the folder of
-    profiles `llm` are found from wherever they are named.
+    If there is no such file, examples are searched: `tuned/philly.yaml`, the trace `microsoft/cluster04` and the folder
+    of profiles `llm` are found from any folder.
     """
     if not isinstance(value, str | Path):
         return value
@@ -82,7 +82,7 @@ def expand_path(value: object, info: ValidationInfo) -> object:
 
 
 def _expanded(text: str) -> Path:
-    """The path with the home folder in place of `~` or `~user`. Raises ValueError where there is none."""
+    """The path with the home folder in place of `~` or `~user`. Raises ValueError if there is no home folder."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -98,4 +98,4 @@ def _variable_value(match: re.Match[str]) -> str:
 
 
 ConfigPath = Annotated[Path, BeforeValidator(expand_path)]
-"""A path in a configuration, as `expand_path` makes it."""
+"""A path in a configuration, expanded by `expand_path`."""

@@ -1,7 +1,7 @@
 """All untrusted files are read here.
 
 Sizes are bounded before memory is allocated, and nesting before anything recurses. Every exception of a parser becomes
-one error that names the file and what was expected there. Nothing is ever unpickled.
+one error that names the file and its expected content. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ MIB = 2**20
 LARGEST_TEXT_BYTES = 1024 * MIB
 """Largest trace, unpacked."""
 LARGEST_JSON_BYTES = 16 * MIB
-"""Largest other JSON text; its data takes up to thirty times the memory of the text."""
+"""Largest other JSON text; its data take up to thirty times the memory of the text."""
 LARGEST_YAML_BYTES = 1 * MIB
 LARGEST_ARCHIVE_BYTES = 512 * MIB
 """Largest total size of an archive's entries, unpacked."""
 LARGEST_ENTRIES = 10_000
 """Most entries of an archive."""
 LARGEST_EXPANSION = 100
-"""Largest expansion of a compressed text: logs grow 5 to 30 times, a zip bomb 1,000 times."""
+"""Largest expansion of a compressed text: logs expand 5 to 30 times, a zip bomb 1,000 times."""
 _SMALL_BYTES = 64 * MIB
 """Texts up to this unpacked size may exceed that expansion."""
 _ARRAY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _LONGEST_HEADER = 10_000
 _END_OF_ARCHIVE = struct.Struct("<4s4H2LH")
 _ARCHIVE_ENTRY_BYTES = 1024
-"""Bytes of an entry in the list at the end of an archive, at most."""
+"""Most bytes of an entry in the list at the end of an archive."""
 
 PARSER_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError,
     RuntimeError, SyntaxError, TypeError, ValueError,
     csv.Error, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""What the parsers of Python, NumPy, YAML and Arrow have been seen to raise on broken files."""
+"""Exceptions that the parsers of Python, NumPy, YAML and Arrow are known to raise on broken files."""
 
 
 def one_line(wrong: object, longest: int = 160) -> str:
@@ -63,7 +63,7 @@ def one_line(wrong: object, longest: int = 160) -> str:
 
 @contextmanager
 def parsing(place: Path | str, expected: str, error: type[RlptoError]) -> Iterator[None]:
-    """Turn every exception of a parser on a file into one `error`: place, reason, what was expected."""
+    """Turn every exception of a parser on a file into one `error` with place, reason and `expected`."""
     try:
         yield
     except RlptoError:
@@ -79,7 +79,7 @@ def parsing(place: Path | str, expected: str, error: type[RlptoError]) -> Iterat
 
 
 def check_file(path: Path, expected: str, error: type[RlptoError], largest: int) -> int:
-    """Bytes of a regular file. Raises `error` if there is none, or it is larger than `largest`."""
+    """Return the size of a regular file. Raises `error` if there is none, or it is larger than `largest` [bytes]."""
     with parsing(path, expected, error):
         size = path.stat().st_size
     if not path.is_file():
@@ -93,10 +93,10 @@ def check_file(path: Path, expected: str, error: type[RlptoError], largest: int)
 def read_text(
     path: Path, expected: str, error: type[RlptoError], largest: int = LARGEST_TEXT_BYTES, packed: bool = False
 ) -> str:
-    """A text in UTF-8, without its byte order mark. packed: it may be packed as gzip, bzip2 or xz, or
+    """Read a text in UTF-8, without its byte order mark. packed: it may be packed as gzip, bzip2 or xz, or
     be the only file of a zip archive, under any name.
 
-    Raises `error`, with the line where it is known, if it is missing, too large, empty or no text.
+    Raises `error`, with the line if known, if the file is missing, too large, empty or no text.
     """
     size = check_file(path, expected, error, largest)
     with parsing(path, expected, error), path.open("rb") as file:
@@ -118,7 +118,7 @@ def read_text(
 
 
 def parse_json(text: str | bytes, place: Path | str, expected: str, error: type[RlptoError]) -> Any:
-    """Data of a JSON text, which is bounded as a file is; NaN and infinity are refused."""
+    """Data of a JSON text, whose size is limited as for files; NaN and infinity are refused."""
     if len(text) > LARGEST_JSON_BYTES:
         raise error(f"{place}: {len(text) / MIB:,.0f} MiB, expected {expected} of at most {LARGEST_JSON_BYTES / MIB:g}")
     with parsing(place, expected, error):
@@ -135,7 +135,7 @@ def _no_number(constant: str) -> NoReturn:
 
 
 def _only_entry(path: Path, expected: str, error: type[RlptoError], most: int) -> bytes:
-    """Content of the one file in an archive, of at most `most` bytes."""
+    """Content of the only file in an archive, of at most `most` bytes."""
     with _opened(path, expected, error) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir()]
         if len(infos) != 1 or infos[0].file_size > most:
@@ -189,9 +189,9 @@ def _check_listing(tail: bytes) -> None:
 
 
 def parse_array(content: bytes) -> AnyArray:
-    """An array of numbers, text or records from a .npy file, whose header must fit what follows it.
+    """An array of numbers, text or records from a .npy file, whose header must match the size of its content.
 
-    Raises one of PARSER_ERRORS if it is not such a file.
+    Raises an exception of PARSER_ERRORS for any other content.
     """
     file = io.BytesIO(content)
     read_header = _ARRAY_HEADERS.get(npy.read_magic(file))

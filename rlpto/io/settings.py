@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationInfo, f
 LowerCase = Annotated[str, StringConstraints(to_lower=True)]
 
 LARGEST_NUMBER = 1e12
-"""Largest magnitude of a setting without bounds of its own: beyond it, sums could overflow."""
+"""Largest magnitude of a setting without its own bounds. Larger ones could overflow sums."""
 
 LARGEST_SEED = 2**32 - 1
 """Largest seed that every library accepts."""
 
 
 class Settings(BaseModel):
-    """Immutable, refuses unknown keys; every field carries a description with its unit.
+    """Immutable settings that refuse unknown keys. Every field has a description with its unit.
 
     true and false are no numbers, and no number is larger than LARGEST_NUMBER unless its field allows it.
     """
@@ -44,7 +44,7 @@ class Settings(BaseModel):
 
 @cache
 def _takes_numbers(settings: type[Settings], name: str) -> bool:
-    """Whether a field is of numbers, or of lists of them, and not also of booleans."""
+    """Whether a field holds numbers, or lists of numbers, and no booleans."""
     kinds = set(_kinds(settings.model_fields[name].annotation))
     return bool(kinds & {int, float}) and bool not in kinds
 
@@ -61,7 +61,7 @@ def _kinds(annotation: Any) -> list[Any]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """A plain value, or those in lists and mappings."""
+    """A plain value, or the values in lists and mappings."""
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
     if isinstance(value, list | tuple):

@@ -23,8 +23,8 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_settings(path: Path, kind: type[S], expected: str) -> S:
-    """Settings of a YAML file, whose relative paths start at its folder. Raises ConfigError, in one line with the place
-    and what was expected, for everything that is wrong with it."""
+    """Settings of a YAML file, whose relative paths start at its folder. Raises ConfigError for any fault, in one line
+    with the place and the expected value."""
     file = read_yaml(path, expected)
     try:
         return kind.model_validate(file.data, context={"folder": path.parent})
@@ -41,8 +41,8 @@ def first_problem(
 ) -> tuple[Location, str]:
     """Place of the first error, and one line about it. Unknown keys come first because they cause the others.
 
-    model: its keys are suggested for an unknown one; None: no suggestion. whole: subject of an error outside any key.
-    located: the key that a place in pydantic's model stands for, where that is another.
+    model: its keys are suggested for an unknown key. With None nothing is suggested. whole: subject of an error outside
+    any key. located: maps a place in pydantic's model to the key in the file, if they differ.
     """
     details = sorted(error.errors(), key=lambda detail: detail["type"] not in _UNKNOWN_KEY)
     location = located(details[0]["loc"])
@@ -51,7 +51,7 @@ def first_problem(
 
 
 def _reason(detail: ErrorDetails, model: type[Settings] | None) -> str:
-    """The error of one value, and what was expected there."""
+    """Message for the error of one value, with the expected value."""
     context = detail.get("ctx", {})
     match detail["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
@@ -114,7 +114,7 @@ def _models_in(annotation: Any) -> Iterator[type[Settings]]:
 
 
 def described_yaml(settings: Settings) -> str:
-    """Settings as YAML: every key with its value, and its description as a comment; reading it gives them back."""
+    """Settings as YAML that can be read back: every key with its value, and its description as a comment."""
     return "\n".join(_described(settings)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Text of others on a terminal: exceptions of scripts, names and lines of logs may hold commands to it."""
+"""Untrusted text on a terminal: exceptions of scripts, names and lines of logs may contain terminal commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but newline and tab, marks that change the direction of text, and halves of characters."""
+"""Control characters except newline and tab, marks that change the direction of text, and surrogates."""
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Unpacking of gzip, bzip2, xz and lzma data, to no more bytes than allowed. Streams are unpacked here alone."""
+"""Unpacking of gzip, bzip2, xz and lzma data, to no more bytes than allowed. Only this module unpacks streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlpto.io.errors import RlptoError
 
 _MIB = 2**20
 _PIECE_BYTES = 2**16
-_LARGEST_WINDOW_BYTES = 128 * _MIB  # of xz and lzma: the file itself says how many, `xz -9` takes 65 MiB
+_LARGEST_WINDOW_BYTES = 128 * _MIB  # of xz and lzma: the file itself states the size, `xz -9` takes 65 MiB
 _PADDING = re.compile(rb"\0*")
 _UNPACKERS: Mapping[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(wbits=31),
@@ -30,7 +30,7 @@ _BEGINS = {
 
 
 def packing_of(data: bytes) -> str | None:
-    """Return the name of the packing that data begin like, such as `gzip` or `zstd`; None if there is none."""
+    """Return the name of the packing by the first bytes of the data, for example `gzip`; None if unknown."""
     return next((name for begin, name in _BEGINS.items() if re.match(begin, data)), None)
 
 

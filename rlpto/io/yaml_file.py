@@ -1,4 +1,4 @@
-"""YAML files as plain data that remembers on which line each key stands."""
+"""YAML files as plain data, with the line of each key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_yaml(path: Path, expected: str = "an experiment in YAML", error: type[R
     """Read a file whose root is a mapping.
 
     Raises `error` if the file is missing, is not UTF-8 YAML, is empty, is not a mapping, has a key twice, or is
-    larger than any such file need be, aliases counted as often as they stand for something.
+    unreasonably large, where the values behind an alias count at each use.
     """
     files = read_yaml_documents(path, expected, error)
     if len(files) != 1:
@@ -62,7 +62,7 @@ def read_yaml(path: Path, expected: str = "an experiment in YAML", error: type[R
 def read_yaml_documents(
     path: Path, expected: str = "an experiment in YAML", error: type[RlptoError] = ConfigError
 ) -> list[YamlFile]:
-    """The documents of a file, each of them a mapping. Raises `error` as `read_yaml` does."""
+    """The documents of a file, each a mapping. Raises `error` for the faults listed in `read_yaml`."""
     text = read_text(path, expected, error, LARGEST_YAML_BYTES)
     files = []
     for data, lines in _documents(text, path, expected, error):
@@ -76,9 +76,9 @@ def read_yaml_documents(
 
 
 def parse_value(text: str, place: str) -> object:
-    """A typed value, such as that of `--set`, parsed as YAML; null if it is empty.
+    """A typed value, for example of `--set`, parsed as YAML; null if it is empty.
 
-    Raises ConfigError, which begins with `place`, if it is no YAML or larger than anything one would type.
+    Raises ConfigError, which begins with `place`, if it is no YAML or too large for a typed value.
     """
     if len(text) > _LONGEST_VALUE:
         raise ConfigError(f"{place}: {len(text):,} characters, expected a value of at most {_LONGEST_VALUE:,}")
@@ -118,7 +118,7 @@ def _depth(text: str) -> int:
 
 
 def _lines(root: yaml.Node) -> dict[Location, int]:
-    """The line of every key and list entry, those of an anchored node at its first place alone.
+    """The line of every key and list entry; for an anchored node, only of its first place.
 
     Raises ConstructorError for aliases that contain themselves or expand too far, for a key given twice, and for
     invalid keys or numbers.
