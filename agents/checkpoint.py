@@ -118,7 +118,7 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
         environments = archive.group("environments") | {"rngs": states["environments"]}
         observation = model.env.batch.restore(environments)._asdict()
         if not all({"terms", "elapsed"} <= episode.keys() for episode in learner["episodes"]):
-                raise KeyError("terms of episodes")  # now, rather than after an update when figures are computed
+            raise KeyError("terms of episodes")  # now, rather than after an update when figures are computed
         model.go_on(int(learner["updates"]), learner["episodes"], observation)
         numpy_name, *numpy_rest = states["numpy"]
         np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))

@@ -36,7 +36,7 @@ GUESS_OFF, JOB_OFF, STEP_OFF = 0.4, 0.03, 0.02
 """Standard deviations of logarithms: true speed of a program relative to its guess, of a job relative to its program,
 and of a measurement relative to the truth."""
 SYNC = 0.08
-"""Share of a one-worker step that several workers spend on each additional node, and half of it per worker."""
+"""Share of a one-worker step that each additional node costs; n workers also cost half of it times (n - 1) / n."""
 BATCH, STEPS = 64, 100
 """Samples of a step, and steps of an epoch. A step is guessed to take 0.5 to 2 seconds."""
 ALONE_RUNS, ALONE_JOBS, ALONE_EVERY_S = 4, 24, 600.0

@@ -36,7 +36,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "both, by PPO": (),
 }
 CLAIMED = (NETWORK, BOTH)
-"""Ways with claims: the weights for all loads are tuned already, and PPO ties with evolution."""
+"""Ways with claims. The others have none: weights for all loads are tuned already, and PPO ties with evolution."""
 GUESSED = {
     "lengths learnt from finished jobs": "knowledge.remaining=learnt",
     "lengths unknown": "knowledge.remaining=unknown",
