@@ -39,14 +39,14 @@ _LONGEST_POSITION = 10
 
 
 def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
-    """Leave plain names alone; what has a folder or an ending is a path, absolute: it means the same in any folder."""
+    """Return a plain name unchanged; make a value with a folder or a YAML ending an absolute path."""
     if isinstance(value, str) and ("/" in value or value.endswith((".yaml", ".yml"))):
         return str(Path(str(expand_path(value, info))).absolute())
     return value
 
 
 def _expand_spec(value: object, info: ValidationInfo) -> object:
-    """Make the files that a policy is made of paths as `expand_path` does, and that of its class absolute."""
+    """Expand the paths in a policy's spec with `expand_path`; the path of a Python file also becomes absolute."""
     if not isinstance(value, str):
         return value
     kind = TypedOnCommandLine if isinstance(value, TypedOnCommandLine) else str
@@ -62,7 +62,7 @@ def _expand_spec(value: object, info: ValidationInfo) -> object:
 
 
 def _expand_provisioner(value: object, info: ValidationInfo) -> object:
-    """Likewise for the spec of a provisioner."""
+    """Expand the paths in a provisioner's spec with `expand_path`."""
     if not isinstance(value, str):
         return value
     try:
@@ -81,23 +81,23 @@ ProvisionerSpec = Annotated[str, BeforeValidator(_expand_provisioner)]
 
 
 class NodeGroup(Settings):
-    """Nodes that are alike."""
+    """A group of identical nodes."""
 
     count: int = Field(1, ge=0, le=100_000)
-    """How many nodes of this kind are always there; 0 only where others are rented, and the default there."""
+    """Number of permanent nodes. It may be 0 only with `rented`, and is 0 there by default."""
     gpus: int = Field(4, ge=1, le=1024)
-    """GPUs of each."""
+    """GPUs per node."""
     cpus: int = Field(0, ge=0, le=10_000)
-    """CPU slots of each; only parameter servers use them."""
+    """CPU slots per node; only parameter servers use them."""
     gpu: LowerCase = Field(ONE_KIND, min_length=1)
-    """Their kind of GPU, in lower case."""
+    """GPU type, in lower case."""
     price: float = Field(0.0, ge=0, le=10**9)
-    """Price of a GPU that a job holds for an hour, in any currency; of rented nodes all GPUs cost it from request to
-    return. Policies see it."""
+    """Price per GPU-hour, in any currency, charged while a job holds the GPU; on rented nodes, charged for every GPU
+    from request to return. Policies see the price."""
     spot: SpotSettings | None = None
-    """Nodes that are taken away now and then, in simulation; null: they stay."""
+    """How often the nodes are taken away, in simulation. Default: never."""
     rented: RentedSettings | None = None
-    """Further nodes of this kind, which are asked for and given back as `provision` says; null: none."""
+    """Additional nodes of this group, requested and returned by the provisioner (`provision`). Default: none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,7 +114,7 @@ class NodeGroup(Settings):
 
     @property
     def machines(self) -> list[Node]:
-        """The nodes of the group; those that may be rented come last, and only `least` of them are up."""
+        """The nodes of the group; the rentable nodes come last, and only `least` of them are up."""
         own = Node(self.gpus, self.cpus, self.gpu, price=self.price, spot=self.spot)
         if (rented := self.rented) is None:
             return [own] * self.count
@@ -126,16 +126,16 @@ class ClusterSettings(Settings):
     """The machines."""
 
     nodes: tuple[NodeGroup, ...] = Field((NodeGroup(count=16, gpus=4),), min_length=1)
-    """Groups of nodes that are alike."""
+    """Groups of identical nodes."""
 
     @property
     def shape(self) -> ClusterShape:
-        """The machines one by one, all of them up but those that may be rented."""
+        """All machines one by one; rentable nodes above their group's `least` are down."""
         return ClusterShape(node for group in self.nodes for node in group.machines)
 
 
 class WorkloadSettings(Settings):
-    """Where jobs come from, how they are cut into windows, and what they train."""
+    """The source of the jobs, their division into windows, and the models that they train."""
 
     source: Literal["synthetic", "trace", "files", "jobs", "frozen"] = "synthetic"
     """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one window, or
@@ -151,32 +151,33 @@ class WorkloadSettings(Settings):
     """trace, files, frozen: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in.
     Or a trace that comes with RLPTO, such as microsoft/cluster04. files: these are the test windows."""
     train_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
-    """files: further files, whose windows are for training; none of them may be a test file."""
+    """files: files whose windows are for training; none of them may be a test file."""
     validation_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
-    """files: further files, whose windows are for validation; with `draws` the files for training may serve again,
-    for other draws."""
+    """files: files whose windows are for validation. With `draws` they may be training files too; other windows are
+    then drawn from them."""
     draws: int = Field(0, ge=0, le=100_000)
-    """files: windows to draw from every file, each `windows.hours` long and with jobs drawn from the file with
-    replacement, as many as `load` asks for (null: as the file has); 0: every file is one window, as it is."""
+    """files: number of windows to draw from each file, each `windows.hours` long, with jobs drawn from the file with
+    replacement until they reach `load`, or as many as the file has if `load` is null. At 0 each file is one window,
+    unchanged."""
     format: str | None = None
-    """trace, files: format of the files, one of `rlpto trace import --help`; null: detect it from the file."""
+    """trace, files: format of the files (listed by `rlpto trace import --help`). Default: detected from the file."""
     skip_days: float = Field(0.0, ge=0, le=36_500)
-    """trace: days to leave out at its beginning, such as those in which a cluster was being filled."""
+    """trace: days to leave out at its beginning, for example while the cluster was being filled."""
     windows: WindowSettings = WindowSettings()
     """How a trace is cut into disjoint windows for training, validation and testing."""
     mixture: tuple[JobClass, ...] = ()
-    """synthetic, trace: classes of jobs that are submitted at the times of those drawn or recorded, in their place;
-    needs mapping.mode named."""
+    """synthetic, trace: classes of jobs that replace the drawn or recorded jobs at their submit times; needs
+    mapping.mode named."""
     mapping: MappingSettings = MappingSettings()
     """How a recorded job gets a model and its work."""
     background: tuple[BackgroundLoad, ...] = ()
     """Other processes that hold GPUs and CPU slots from the start until they end; jobs may use them afterwards."""
     metric: MetricName = DEFAULT_METRIC
-    """Metric by which jobs choose their batch size if they name none, and in which policies see their speed: goodput
-    (samples/s times statistical efficiency), throughput (samples/s), efficiency (goodput, on fewer GPUs)."""
+    """Metric by which jobs without a batch size choose one, and in which policies see speeds: goodput (samples/s times
+    statistical efficiency), throughput (samples/s), efficiency (goodput, on fewer GPUs)."""
     load: float | None = Field(None, gt=0, le=100)
-    """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them.
-    files: needs `draws`."""
+    """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity. files: needs `draws`.
+    Default: arrivals are not scaled."""
 
     @model_validator(mode="after")
     def _needs_path(self) -> WorkloadSettings:
@@ -202,34 +203,34 @@ class ProfileSettings(Settings):
     """How fast models train."""
 
     folder: ConfigPath | None = None
-    """Folder of profiles: fitted ones (*.yaml) or measurements (a folder for each model); or a file of fitted ones, as
-    `rlpto profile` writes it; llm: large models, built in; null: built in."""
+    """Folder of fitted profiles (*.yaml) or of measurements (a folder for each model), or a file of fitted profiles
+    written by `rlpto profile`; llm: the built-in large models. Default: the built-in models."""
 
 
 class KnowledgeSettings(Settings):
-    """What policies know about jobs."""
+    """Knowledge of policies about jobs."""
 
     mode: Literal["exact", "noisy", "online"] = "exact"
-    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job, so
-    that the epochs of a job are those done plus an estimate of those left; online: the observations that jobs have made
-    of themselves so far, by which they also choose their batch sizes."""
+    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once per job (a job's total
+    epochs are the completed epochs plus an estimate of the rest); online: the jobs' own observations so far, by which
+    they also choose their batch sizes."""
     fits: Literal["own", "shared"] = "own"
-    """online; own: each job fits its own observations; shared: jobs of a model share theirs, on Ray those of a program
-    with the same options and batch size."""
+    """online; own: each job fits its own observations; shared: jobs of a model share observations (on Ray, jobs of a
+    program with the same options and batch size)."""
     fit: FitMethod = "bayes"
     """online; bayes: fits with a prior from other models, and simulated gradient noise grows with the batch; pollux:
-    by Pollux's rules. Policy pollux has its own fit of simulated jobs in any case. Jobs that nothing was observed of
-    look short with both."""
+    by Pollux's rules. Policy pollux always uses its own fit for simulated jobs. Under both, jobs without observations
+    look short."""
     remaining: RemainingKnowledge = "declared"
     """Source of the remaining epochs that policies see; declared: the true number (with the errors below, if noisy);
     learnt: from finished jobs of the same model and user, else of the model; curve: from how much a job's accuracy has
     flattened, compared with curves of other models; learnt_or_curve: learnt where such a job has finished, else curve;
-    unknown: `tail` times those that a job has done, as in all others where they know nothing."""
+    unknown: `tail` times the epochs that a job has done, the fallback of all other sources where they have no data."""
     tail: float = Field(2.0, gt=0, le=100)
-    """Remaining epochs of a job of unknown length, as a multiple of those it has done."""
+    """Remaining epochs of a job of unknown length, as a multiple of the epochs it has done."""
     unseen_hours: float = Field(UNSEEN_HOURS, gt=0, le=10**6)
-    """online; hours on one GPU that a job looks as if it had left while nothing of its speed was observed, so that it
-    is tried: any time that is short among the jobs'."""
+    """online; remaining hours on one GPU assumed for a job whose speed was never observed. A short time compared with
+    other jobs makes policies try the job."""
     remaining_sigma: float = Field(0.3, ge=0, le=10)
     """noisy: standard deviation of the logarithm of the error of the remaining work."""
     speed_sigma: float = Field(0.2, ge=0, le=10)
@@ -246,7 +247,7 @@ class KnowledgeSettings(Settings):
 
     @property
     def rules(self) -> BeliefRules:
-        """How observations become beliefs."""
+        """The rules by which observations become estimates."""
         shared = self.fits == "shared"
         if self.fit == "pollux":
             return BeliefRules(shared=shared, unseen_hours=self.unseen_hours)
@@ -254,14 +255,14 @@ class KnowledgeSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """Which windows and seeds policies are compared on."""
+    """The windows and seeds on which policies are compared."""
 
     split: Literal["train", "validation", "test"] = "test"
     """Windows to evaluate on."""
     seeds: int = Field(1, ge=1, le=10_000)
     """Repetitions of every window, with different models and work of the jobs, and different failures."""
     reference: PolicySpec = "fifo"
-    """Policy that each of the others is compared with."""
+    """Policy with which each of the others is compared."""
 
 
 class Config(Settings):
@@ -270,38 +271,38 @@ class Config(Settings):
     name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the experiment, and of its folder under runs/."""
     description: str = ""
-    """What the experiment is for."""
+    """Purpose of the experiment."""
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of all randomness."""
     cluster: ClusterSettings = ClusterSettings()
     """The machines."""
     workload: WorkloadSettings = WorkloadSettings()
-    """Where jobs come from."""
+    """The source of the jobs."""
     profiles: ProfileSettings = ProfileSettings()
     """How fast models train."""
     knowledge: KnowledgeSettings = KnowledgeSettings()
-    """What policies know about jobs."""
+    """Knowledge of policies about jobs."""
     forecast: ForecastSettings = ForecastSettings()
-    """What is known of the jobs that will arrive."""
+    """Forecasts of future arrivals."""
     queue: QueueSettings = QueueSettings()
     """Order in which jobs are served."""
     reward: RewardWeights = RewardWeights()
     """Weights of the reward's parts."""
     env: EnvSettings = EnvSettings()
-    """What an agent sees, does and learns from."""
+    """An agent's observations, actions and rewards."""
     agent: AgentSettings = AgentSettings()
     """How the agent is trained."""
     simulator: SimulatorSettings = SimulatorSettings()
-    """How time passes, when decisions are due, and what a rescale costs."""
+    """How time passes, when decisions are due, and the cost of a rescale."""
     ray: RaySettings = RaySettings()
     """Real jobs on a Ray cluster."""
     provision: ProvisionerSpec = "reactive"
-    """Decides how many nodes are rented where `cluster.nodes` says so, or asked for (`ray.autoscale`): `name` or
-    `name:option=value,...`, for policies that name none (index@average:factor=2)."""
+    """Provisioner of policies that name none (index@average:factor=2 names one): `name` or `name:option=value,...`. It
+    decides how many nodes to rent (`rented` in `cluster.nodes`) or to request from Ray (`ray.autoscale`)."""
     policies: tuple[PolicySpec, ...] = Field(("fifo", "srtf", "las"), min_length=1)
     """Policies to evaluate: `name` or `name:option=value,...`, as `rlpto policies` lists them."""
     evaluation: EvaluationSettings = EvaluationSettings()
-    """Which windows and seeds policies are compared on."""
+    """The windows and seeds on which policies are compared."""
 
 
 def load_config(
@@ -311,7 +312,7 @@ def load_config(
 
     source: a file, the name of an example, such as quickstart, or a configuration. overrides: texts `key=value`, such
     as `workload.load=1.1`; or a mapping, nested or with such keys. option: the name of the overrides in errors.
-    Raises ConfigError, in one line, for everything that is wrong with either.
+    Raises ConfigError, in one line, for any error in either.
     """
     if not isinstance(source, Config | str | Path):
         raise ConfigError(f"config: expected the path of an experiment file or the name of an example, got {source!r}")

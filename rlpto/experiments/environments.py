@@ -1,4 +1,4 @@
-"""From a configuration to the environments that agents learn in; what gymnasium finds under `rlpto/Cluster-v0`."""
+"""Build from a configuration the environments in which agents learn, registered as `rlpto/Cluster-v0` in gymnasium."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights, load_weights
 
 DEFAULT = "quickstart"
-"""Configuration of environments where none is named."""
+"""Default configuration of environments."""
 SetupKind = TypeVar("SetupKind", bound=EnvSetup)
 Overrides = Sequence[str] | Mapping[str, Any]
 
@@ -50,13 +50,13 @@ def cluster_env(
     overrides: Overrides = (),
     **settings: Any,
 ) -> ClusterEnv:
-    """A single simulated environment: `gymnasium.make("rlpto/Cluster-v0", ...)`.
+    """Make a single simulated environment: `gymnasium.make("rlpto/Cluster-v0", ...)`.
 
     config: an experiment: the name of an example (`rlpto configs list`), a file or a `Config`.
-    split: its windows that episodes are drawn from: train, validation or test.
-    seeds: seeds of the windows' jobs, failures and estimates; None: the seed of the experiment.
+    split: windows from which episodes are drawn: train, validation or test.
+    seeds: seeds of the windows' jobs, failures and estimates. Default: the seed of the experiment.
     render_mode: `ansi`, `rgb_array` or None.
-    overrides: changes of the config, as `["workload.load=1.1"]`, `{"workload.load": 1.1}` or a nested mapping.
+    overrides: changes of the config: `["workload.load=1.1"]`, `{"workload.load": 1.1}` or a nested mapping.
     settings: keys of `EnvSettings`, the section `env` of the config, such as max_jobs=64 or episode={"min_hours": 2}.
 
     Raises ConfigError, TraceError, ProfileError, JobError or CheckpointError for errors in any of them.
@@ -80,22 +80,22 @@ def vector_env(
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     **settings: Any,
 ) -> ClusterVectorEnv:
-    """Many simulated environments that step together: `gymnasium.make_vec("rlpto/Cluster-v0", num_envs=...)`.
+    """Make simulated environments that step together: `gymnasium.make_vec("rlpto/Cluster-v0", num_envs=...)`.
 
     seed: seed of the episodes.
-    max_episode_steps: steps after which an episode is cut.
-    autoreset_mode: how the next episode begins, see `ClusterVectorEnv`.
+    max_episode_steps: steps after which an episode is truncated.
+    autoreset_mode: how the next episode begins, explained in `ClusterVectorEnv`.
 
-    The others as in `cluster_env`.
+    The other parameters have the same meaning in `cluster_env`.
     """
     setup = cached_setup(changed_config(config, overrides, settings), split, seeds, training_setup)
     return ClusterVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
 
 
 class EnvPolicy(BasePolicy[NoOptions], ABC):
-    """A policy that decides as an agent does in an environment, in every command that takes policies.
+    """Base class to use an agent of an environment as a policy, in every command that takes policies.
 
-    A subclass has `act`, and as attributes the arguments of the environment in which its agent was trained.
+    A subclass defines `act`, and as attributes the arguments of the environment in which its agent was trained.
     """
 
     summary = "an agent of the environment rlpto/Cluster-v0, elastic"
@@ -112,14 +112,14 @@ class EnvPolicy(BasePolicy[NoOptions], ABC):
 
     @abstractmethod
     def act(self, observation: Observed) -> AnyArray:
-        """The action [ACTION_FEATURES] for an observation of the environment."""
+        """Return the action [ACTION_FEATURES] for an observation of the environment."""
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        """Forget the action that stands; override this if the agent has a memory."""
+        """Forget the action in force. Override this if the agent has a memory."""
         self._steering.reset()
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """The allocation that the agent's action means."""
+        """Return the allocation that results from the agent's action."""
         return self._steering(state)
 
 
@@ -128,15 +128,15 @@ def training_setup(
     split: str = "train",
     seeds: Iterable[int] | None = None,
 ) -> EnvSetup:
-    """Workloads and settings of environments: every window of a split with every seed, in every experiment.
+    """Return workloads and settings of environments: every window of a split with every seed, in every experiment.
 
-    experiments: one, or several that differ in their workloads alone, such as one for each load.
-    split: windows of which split: train, validation or test.
-    seeds: seeds of the windows' jobs, failures and estimates; None: the seed of each experiment.
+    experiments: one experiment, or several that differ only in their workloads, such as one for each load.
+    split: split of the windows: train, validation or test.
+    seeds: seeds of the windows' jobs, failures and estimates. Default: the seed of each experiment.
 
-    A workload is called WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments. Raises ConfigError if the
-    experiments have no such windows, and what is wrong with a workload: TraceError, ProfileError or JobError;
-    CheckpointError for a file of weights.
+    A workload is called WINDOW/SEED, or LOAD/WINDOW/SEED if there are several experiments. Raises ConfigError if the
+    experiments have no such windows; TraceError, ProfileError or JobError for an unusable workload; CheckpointError
+    for an unusable file of weights.
     """
     several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
     return EnvSetup(**setup_parts(several, split, seeds))
@@ -168,14 +168,14 @@ def setup_parts(several: Sequence[Experiment], split: str, seeds: Iterable[int] 
 
 
 def start_weights(config: Config) -> FloatArray:
-    """[STEERING_FEATURES] weights of the heuristic that agents start from. Raises CheckpointError for a bad file."""
+    """Return the [STEERING_FEATURES] index weights from which agents start. Raises CheckpointError for a bad file."""
     if config.env.start is None:
         return IndexWeights().vector()
     return load_weights(config.env.start)
 
 
 def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
-    """Speed tables that hold the job types of all experiments."""
+    """Return speed tables with the job types of all experiments."""
     kinds = {kind for experiment in experiments for kind in experiment.tables().types}
     most = max(experiment.tables().max_gpus for experiment in experiments)
     for experiment in experiments:
@@ -188,7 +188,7 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
 
 
 def cached_setup(config: Config, split: str, seeds: Iterable[int] | None, make: Callable[..., SetupKind]) -> SetupKind:
-    """The setup of one configuration; the same object as long as neither it nor its files change."""
+    """Return the setup of a configuration: the same object as long as neither configuration nor files change."""
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split: expected train, validation or test, got {split!r}")
     if seeds is not None:
@@ -205,7 +205,7 @@ def cached_setup(config: Config, split: str, seeds: Iterable[int] | None, make: 
 def _cached_setup(
     content: str, stamps: object, split: str, seeds: tuple[int, ...] | None, make: Callable[..., EnvSetup]
 ) -> EnvSetup:
-    """The setup of a configuration in JSON; stamps: of the files that it names, which tell when to read them again."""
+    """Return the setup of a configuration in JSON. stamps: cache key, changes when a file that it names changes."""
     del stamps
     return make(Experiment(Config.model_validate_json(content)), split, seeds)
 
@@ -218,9 +218,9 @@ def _stamps(content: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def changed_config(config: Config | Path | str, overrides: Overrides, settings: Mapping[str, Any]) -> Config:
-    """A configuration with overrides, and other settings of the environment.
+    """Return a configuration with overrides, and with changed settings of the environment.
 
-    Raises ConfigError, naming the key, if one is wrong.
+    Raises ConfigError, naming the key, for an invalid override or setting.
     """
     if overrides or not isinstance(config, Config):
         config = load_config(config, overrides, option="overrides")
@@ -234,10 +234,10 @@ def changed_config(config: Config | Path | str, overrides: Overrides, settings: 
 
 
 def workload_of(experiment: Experiment, window: str, seed: int, group: int, prefix: str) -> Workload:
-    """One window with one seed, with the failures and estimates that any other policy gets there.
+    """Return one window with one seed, with the same failures and estimates as in an evaluation.
 
-    group: see `Workload`.
-    prefix: what its name begins with.
+    group: index of the experiment, stored in `Workload`.
+    prefix: beginning of the workload's name.
     """
     refuse_for_learning(experiment.config.knowledge)
     jobs = tuple(experiment.jobs(window, seed))

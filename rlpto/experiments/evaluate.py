@@ -1,4 +1,4 @@
-"""Evaluations: policies on the windows of an experiment, and the files written into a run's folder."""
+"""Evaluate policies on the windows of an experiment, and write the results into a run's folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rlpto.workloads.trace import lacking_types
 
 
 def jobs_of_file(file: Path) -> list[str]:
-    """Overrides that take jobs from another trace, every window of it for testing."""
+    """Return overrides that take jobs from another trace and make all its windows test windows."""
     values: dict[str, object] = {"path": [str(file)], "draws": 0, "train_path": [], "validation_path": []}
     values |= {"source": "trace", "format": None, "skip_days": 0, "jobs": [], "mixture": []}
     values |= {"windows.train": 0, "windows.validation": 0, "windows.test": 1}
@@ -43,8 +43,8 @@ def jobs_of_file(file: Path) -> list[str]:
 
 
 def with_agents(config: Config, run: Path) -> Config:
-    """The configuration with the agents of a run among its policies, in front. Raises ConfigError for a path that no
-    policy can name."""
+    """Return the configuration with the agents of a run as its first policies. Raises ConfigError for a path that
+    cannot stand in a policy's spec."""
     if set(str(run)) & set(",>@[]{}"):
         raise ConfigError(f"{run}: expected a path without , > @ and brackets, which end a policy's options: rename it")
     specs = []
@@ -57,9 +57,10 @@ def with_agents(config: Config, run: Path) -> Config:
 
 
 def with_reference(config: Config, chosen: bool) -> Config:
-    """The config with a reference that is evaluated: of policies chosen by hand the first one, if need be.
+    """Return the config with a reference among its policies. chosen: whether the policies were chosen by hand; the
+    first then replaces a missing reference.
 
-    Raises ConfigError if the reference is not evaluated, or two policies go by one name.
+    Raises ConfigError if the reference is not evaluated, or two policies have the same label.
     """
     labels = [policy_label(spec) for spec in config.policies]
     shared = next((label for label in labels if labels.count(label) > 1), None)
@@ -86,7 +87,7 @@ def run_cells(
 ) -> list[FinishedCell]:
     """Run the missing cells. The folder is touched only after the whole experiment has passed its checks.
 
-    run_real: runs a cell on a real cluster; None: cells are simulated. jobs: processes. progress: show a bar.
+    run_real: runs a cell on a real cluster. Default: cells are simulated. jobs: processes. progress: show a bar.
     Raises Interrupted after Ctrl-C.
     """
     experiment = prepare(config)
@@ -107,7 +108,7 @@ def run_cells(
 
 
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
-    """Tables of finished cells as CSV; plots and the report if wanted."""
+    """Write tables of finished cells as CSV; with `report` also plots and the report."""
     finished = labelled(finished)
     by_label = {policy_label(spec): spec for spec in config.policies}
     reference = config.evaluation.reference
@@ -146,7 +147,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
 
 
 def missed_switches(finished: list[FinishedCell]) -> list[str]:
-    """A line for every run with switches of policy in which not all its policies took decisions."""
+    """Return a line for every run that ended before all its scheduled policies had taken decisions."""
     notes = []
     for done in finished:
         spec = parse_spec(done.cell.policy)
@@ -156,7 +157,7 @@ def missed_switches(finished: list[FinishedCell]) -> list[str]:
 
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
-    """The same cells under the labels of their policies."""
+    """Return the cells with policy labels in place of specs."""
     labels = {spec: shown_label(spec) for spec in {done.cell.policy for done in finished}}
     return [replace(done, cell=replace(done.cell, policy=labels[done.cell.policy])) for done in finished]
 
@@ -172,13 +173,13 @@ class FinishedRun:
 
     @property
     def places(self) -> set[tuple[str, int]]:
-        """Windows and seeds that policies ran on."""
+        """Windows and seeds of the run's cells."""
         return {(done.cell.window, done.cell.seed) for done in self.cells}
 
 
 def comparable_runs(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Evaluations of the same windows and seeds. Raises ConfigError for others, and ConfigError or CheckpointError if
-    a folder is not a finished evaluation."""
+    """Read evaluations of the same windows and seeds. Raises ConfigError if windows or seeds differ, and ConfigError or
+    CheckpointError if a folder is not a finished evaluation."""
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
@@ -202,13 +203,13 @@ def comparable_runs(folders: Sequence[Path]) -> list[FinishedRun]:
 
 
 def _evaluation(folder: Path) -> Path:
-    """The folder itself, or the evaluation in it, where a training is kept with one."""
+    """Return the folder itself, or the evaluation inside the folder of a training."""
     inside = folder / EVALUATION
     return inside if file_there(inside / CELLS_FILE) and not file_there(folder / CELLS_FILE) else folder
 
 
 def differences(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
-    """The keys in which the configurations differ, each with its value in every run."""
+    """Return the keys in which the configurations differ, each with its value in every run."""
     first, *others = [run.config for run in runs]
     keys = dict.fromkeys(key for other in others for key, _, _ in differing_keys(first, other, Result.CELL))
     return {key: [str(attrgetter(key)(config)) for config in (first, *others)] for key in keys}

@@ -1,6 +1,6 @@
-"""From a configuration to everything it describes: windows, jobs, clusters, and the runs of an evaluation.
+"""Build everything that a configuration describes: windows, jobs, clusters, and the runs of an evaluation.
 
-The only place, with the command line, that knows all packages.
+Only this module and the command line import from all packages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Experiment:
-    """What a configuration describes. Traces and speed tables are read when first needed.
+    """The objects that a configuration describes. Traces and speed tables are read when first needed.
 
     Policies are compared fairly by construction: `jobs` and `cluster` depend on the window and the
     seed alone, so every policy gets the same jobs, the same failures and the same estimates.
@@ -74,7 +74,7 @@ class Experiment:
 
     @cached_property
     def profiles(self) -> FittedProfiles | MeasuredProfiles:
-        """Performance of models; programs of real jobs without measurements get a guessed profile."""
+        """Profiles of the models. Programs of real jobs without measurements get a guessed profile."""
         source, programs = load_profiles(self.config.profiles.folder), self.config.ray.programs
         if isinstance(source, FittedProfiles):
             guessed = {name: programs[name].guessed_profile(name) for name in programs if name in self.guessed_models}
@@ -84,12 +84,12 @@ class Experiment:
 
     @cached_property
     def guessed_models(self) -> frozenset[str]:
-        """Programs of real jobs without measurements: their speed is a guess."""
+        """Programs of real jobs without measurements, whose speed is a guess."""
         folder, programs = self.config.profiles.folder, set(self.config.ray.programs)
         return frozenset(programs if folder is None else programs - set(load_profiles(folder).models))
 
     def speed_ratio(self, model: str, gpu: str, other: str) -> float:
-        """How many times as fast as another kind of GPU one trains a model alone."""
+        """Return a model's throughput on one GPU of type `gpu`, relative to GPU type `other`."""
         own, its = (self.profiles.one_gpu_throughput(model, kind) for kind in (gpu, other))
         return own / its
 
@@ -122,13 +122,13 @@ class Experiment:
         return WindowTraces(self.config, self.shape, self._listed_jobs, work)
 
     def windows(self, split: str | None = None, required: bool = True) -> list[str]:
-        """Names of the windows of a split, see `WindowTraces.names`."""
+        """Names of the windows of a split, from `WindowTraces.names`."""
         return self.traces.names(split, required)
 
     def tables(self, *, batch_sizes: bool = False, servers: bool = False) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold.
 
-        batch_sizes, servers: with the batch sizes, and the numbers of parameter servers, that a policy may choose.
+        batch_sizes, servers: include the batch sizes, and the numbers of parameter servers, that a policy may choose.
         """
         if (batch_sizes, servers) not in self._tables:
             (types, most), shape = self._job_types, self.shape
@@ -153,7 +153,7 @@ class Experiment:
             types = {job.type for job in jobs}
             most = max(job.max_gpus for job in jobs)
         else:
-            if workload.source == "files":  # windows are drawn from them by work, which comes from the tables
+            if workload.source == "files":  # drawing windows needs the jobs' work, which comes from the tables
                 traces = [trace for trace in self.traces.by_file.values() if len(trace)]
             else:
                 traces = [cut.trace for cut in self.traces.by_name.values()]
@@ -196,7 +196,8 @@ class Experiment:
         return jobs if factor == 1 else [replace(job, submit_time=job.submit_time * factor) for job in jobs]
 
     def cluster(self, window: str, seed: int, policy: Policy | None = None) -> SimulatedCluster:
-        """A simulated cluster with the jobs of a window. policy: its speed tables cover what this policy may choose."""
+        """Return a simulated cluster with the jobs of a window. policy: the speed tables cover its batch sizes and
+        numbers of servers."""
         self.check_simulated()
         settings, known, jobs = self.config.simulator, self.config.knowledge, self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
@@ -213,14 +214,14 @@ class Experiment:
 
     @property
     def knowledge(self) -> Knowledge:
-        """What policies and jobs know, but for the noise of a window."""
+        """Knowledge of policies and jobs, without a window's noise."""
         known = self.config.knowledge
         beliefs = self._facts if known.mode == "online" else None
         return Knowledge(None, known.remaining, known.tail, beliefs, known.rules)
 
     def check_simulated(self) -> None:
-        """Raise ConfigError for knowledge.mode online with models for which it is not simulated, and for settings that
-        need online without it."""
+        """Raise ConfigError if knowledge.mode is online but cannot be simulated for the models, or if a setting needs
+        online and the mode is another."""
         online = self.config.knowledge.mode == "online"
         if not online and self.config.simulator.change_batch_above > 1:
             raise ConfigError(
@@ -234,10 +235,10 @@ class Experiment:
             )
 
     def policy(self, spec: str, *, real: bool = False) -> Policy:
-        """A policy by its spec: one that simulates gets this experiment's simulator, and one that maximises the reward
-        and was given no weights this experiment's.
+        """Return the policy of a spec. Planners use this experiment's simulator; a reward-greedy policy without weights
+        uses this experiment's reward weights.
 
-        real: it schedules real jobs.
+        real: whether the policy schedules real jobs.
         """
         config = self.config
 
@@ -253,7 +254,7 @@ class Experiment:
         return make_policy(str(replace(parse_spec(spec), provisioner=None)) if rents else spec, informed)
 
     def provisioner(self, spec: str) -> Provisioner:
-        """The provisioner that a policy's spec names, else that of the config. Raises ConfigError."""
+        """Return the provisioner named in a policy's spec, else the config's provisioner. Raises ConfigError."""
         own = parse_spec(spec).provisioner if spec else None
         return make_provisioner(own or parse_provisioner(self.config.provision))
 
@@ -275,20 +276,21 @@ class Experiment:
         window: str,
         rows: Iterable[tuple[float, ...]] = (),
     ) -> RentedNodes:
-        """What decides on the rented nodes of a run on the jobs of a window. rows: as of `RentedNodes`."""
+        """Return the control of rented nodes for a run on the jobs of a window. rows: decisions of a session that is
+        continued, for `RentedNodes`."""
         provisioner, demand = self.provisioner(spec), self.demand.of(window, jobs)
         forecasts = self.demand.forecasts(window, demand) if needs_forecast(provisioner) else None
         return RentedNodes(cluster, provisioner, demand.by_minute(forecasts), demand.start, rows)
 
     @cached_property
     def demand(self) -> WindowDemand:
-        """What windows ask for by the minute."""
+        """Demand of the windows by the minute."""
         return WindowDemand(self.config, self.traces, self.shape)
 
     def run_policy(self, policy: Policy, window: str, seed: int, *, spec: str = "", sealed: bool = False) -> RunRecord:
         """Let a policy schedule the jobs of a window.
 
-        spec: of the policy, which may name the provisioner. sealed: see `rlpto.core.loop.run`.
+        spec: the policy's spec, which may name the provisioner. sealed: passed to `rlpto.core.loop.run`.
         """
         cluster = self.cluster(window, seed, policy)
         cut = self.traces.by_name[window].window
@@ -319,7 +321,7 @@ class Experiment:
         return None if settings.mode == "off" else WindowForecasts(settings, past)
 
     def cells(self) -> list[Cell]:
-        """All runs of the evaluation: every policy on every window with the first seeds."""
+        """All runs of the evaluation: every policy on every window with every seed."""
         first = self.config.seed
         seeds = range(first, first + self.config.evaluation.seeds)
         files = {policy: files_digest(policy) for policy in self.config.policies}
@@ -329,7 +331,7 @@ class Experiment:
     def check(self) -> None:
         """Check, before anything is written, that all policies exist and all jobs can run.
 
-        Raises what is wrong: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
+        Raises ConfigError, TraceError, ProfileError, JobError or CheckpointError.
         """
         for spec in self.config.policies:
             self.policy(spec)
@@ -346,11 +348,11 @@ class Experiment:
                 )
 
     def outcome(self) -> dict[str, Any]:
-        """What decides how a cell comes out, as plain data; see `outcome_of`."""
+        """Plain data that determines the results of cells, from `outcome_of`."""
         return outcome_of(self.config, self.traces.files)
 
     def _listed_jobs(self) -> list[Job]:
-        """Jobs that the configuration lists."""
+        """Jobs listed in the configuration."""
         workload = self.config.workload
         return listed_jobs(workload.jobs, self.profiles.facts, self.shape.most_gpus, workload.metric)
 
@@ -359,16 +361,16 @@ class Experiment:
         return int(np.random.SeedSequence([seed, zlib.crc32(window.encode())]).generate_state(1)[0])
 
     def _batch_sizes(self, model: str) -> list[int]:
-        """Batch sizes that jobs of a model may be given: those to choose from, or its base where none are."""
+        """Batch sizes that jobs of a model may get: the model's choices, or its base batch size if it has none."""
         return chosen_batch_sizes(self.profiles, JobType(model)) or [self.profiles.facts(model).batch.base]
 
     def _useful_gpus(self, kind: JobType) -> int:
-        """Most GPUs that a job's batch can be spread over."""
+        """Most GPUs over which a job's batch can be spread."""
         return useful_gpus(kind.batch_size, self.tables().max_gpus, self.profiles.facts(kind.model).batch)
 
 
 def prepare(config: Config) -> Experiment:
-    """The experiment of a configuration; the last one asked for is kept, so that a process prepares once."""
+    """Return the experiment of a configuration. The latest experiment is cached, so a process prepares it once."""
     return _prepare(config.model_dump_json())
 
 
@@ -378,7 +380,7 @@ def _prepare(config: str) -> Experiment:
 
 
 def run_cell(config: Config, cell: Cell, *, sealed: bool = False) -> RunRecord:
-    """Run one cell; with the config bound by functools.partial this can be sent to other processes."""
+    """Run one cell. With the config bound by functools.partial, this function can be sent to other processes."""
     return prepare(config).run_cell(cell, sealed=sealed)
 
 
@@ -392,7 +394,7 @@ def refuse_for_learning(knowledge: KnowledgeSettings) -> None:
 
 
 def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:
-    """Errors of the estimates that policies get for each of `jobs` jobs; None without errors."""
+    """Draw the errors of policies' estimates for each of `jobs` jobs; None if knowledge is not noisy."""
     if knowledge.mode != "noisy":
         return None
     rng = np.random.default_rng([seed, 2])

@@ -1,6 +1,6 @@
-"""From a configuration to environments in which nodes are rented; what gymnasium finds under `rlpto/Nodes-v1`.
+"""Build from a configuration environments in which nodes are rented, registered as `rlpto/Nodes-v1` in gymnasium.
 
-Apart from `rlpto.experiments.environments`, since torch and stable-baselines3 take seconds to import.
+Separate from `rlpto.experiments.environments`, because torch and stable-baselines3 take seconds to import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.provisioning.base import needs_forecast
 
 DEFAULT = "rented"
-"""Configuration where none is named."""
+"""Default configuration of these environments."""
 
 
 def nodes_env(
@@ -32,10 +32,10 @@ def nodes_env(
     overrides: Overrides = (),
     **settings: Any,
 ) -> NodesEnv:
-    """A single environment in which nodes are rented: `gymnasium.make("rlpto/Nodes-v1", ...)`.
+    """Make a single environment in which nodes are rented: `gymnasium.make("rlpto/Nodes-v1", ...)`.
 
-    config: nodes of its cluster are rented; `provision` is the heuristic of action zero. The others as in
-    `cluster_env`.
+    config: an experiment with rented nodes; its `provision` is the heuristic of action zero. The other parameters have
+    the same meaning in `cluster_env`.
     """
     return NodesEnv(cached_setup(changed_config(config, overrides, settings), split, seeds, nodes_setup), render_mode)
 
@@ -55,7 +55,8 @@ def nodes_vector_env(
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     **settings: Any,
 ) -> NodesVectorEnv:
-    """Many of them that step together: `gymnasium.make_vec("rlpto/Nodes-v1", num_envs=...)`; see `vector_env`."""
+    """Make such environments that step together: `gymnasium.make_vec("rlpto/Nodes-v1", num_envs=...)`. The parameters
+    have the same meaning in `vector_env`."""
     setup = cached_setup(changed_config(config, overrides, settings), split, seeds, nodes_setup)
     return NodesVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
 
@@ -63,7 +64,7 @@ def nodes_vector_env(
 def nodes_setup(
     experiments: Experiment | Sequence[Experiment], split: str = "train", seeds: Iterable[int] | None = None
 ) -> NodesSetup:
-    """What `training_setup` gives, for environments in which nodes are rented. Raises ConfigError where none are."""
+    """Do the work of `training_setup` for environments in which nodes are rented. Raises ConfigError if none are."""
     several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
     if not several[0].shape.rented_groups:
         raise ConfigError("cluster.nodes: no nodes are rented; expected some with `rented`, as in configs/rented.yaml")

@@ -1,4 +1,4 @@
-"""Rented nodes of a session on Ray: the provisioner of an experiment decides on them, as it does in simulation."""
+"""Rented nodes of a session on Ray, controlled by the experiment's provisioner as in simulation."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from rlpto.ray_cluster.scheduler.renting import LocalRental, RealNodes
 from rlpto.store.status import PROVISIONING, ProvisioningStatus
 
 ROW = "rented "
-"""Begins the keys of facts with the decisions on the nodes of a session."""
+"""Prefix of the keys, in the key-value table, of a session's decisions on nodes."""
 
 
 @contextmanager
 def rental_of(experiment: Experiment, backend: Backend, seed: int) -> Iterator[LocalRental | None]:
-    """The rented nodes of a local cluster while a session lasts; None: there are none, or Ray's autoscaler has them."""
+    """Yield the rented nodes of a local cluster; None if no nodes are rented or Ray's autoscaler manages them."""
     if experiment.config.ray.autoscale is not None or not experiment.shape.rented_groups:
         yield None
         return
@@ -53,7 +53,8 @@ def rental_of(experiment: Experiment, backend: Backend, seed: int) -> Iterator[L
 
 
 class SessionNodes:
-    """Decides on the rented nodes of a session, and writes that to its database. keeps: for records of the session."""
+    """Decides on the rented nodes of a session, and writes the decisions to its database. keeps: whether to keep all
+    decisions for the session's records."""
 
     def __init__(self, cluster: RayCluster, real: RealNodes, rented: RentedNodes, keeps: bool = True) -> None:
         self._cluster, self._real, self._rented, self._keeps = cluster, real, rented, keeps
@@ -61,7 +62,7 @@ class SessionNodes:
         cluster.wants = rented.wanted
 
     def decide(self) -> None:
-        """Decide, if that is due."""
+        """Decide if a decision is due."""
         rented, database = self._rented, self._cluster.database
         if self._cluster.time < rented.due:
             return
@@ -76,7 +77,7 @@ class SessionNodes:
             rented.rows.clear()
 
     def passed(self, passed: AnyArray) -> None:
-        """Take in what happened, [1] INTERVAL."""
+        """Account for a passed interval, [1] INTERVAL."""
         self._real.charge(passed)
         self._rented.passed(passed)
 
@@ -84,7 +85,7 @@ class SessionNodes:
 def nodes_of_cell(
     experiment: Experiment, cluster: RayCluster, rental: LocalRental | None, spec: str, window: str, seed: int
 ) -> SessionNodes | None:
-    """Decides on the rented nodes of a cell, also of one that goes on; None: none are rented."""
+    """Return the control of a cell's rented nodes, also in a continued session; None if no nodes are rented."""
     if not experiment.shape.rented_groups:
         return None
     real = RealNodes(cluster, experiment.shape, rental)
@@ -96,7 +97,7 @@ def nodes_of_cell(
 
 
 def nodes_of_service(experiment: Experiment, cluster: RayCluster) -> SessionNodes | None:
-    """Decides on the nodes of a service, by the jobs that arrive; None: none come on demand."""
+    """Return the control of a service's nodes, based on arriving jobs; None if no nodes come on demand."""
     shape, database = experiment.shape, cluster.database
     if not shape.rented_groups:
         return None
@@ -116,7 +117,7 @@ def nodes_of_service(experiment: Experiment, cluster: RayCluster) -> SessionNode
 
 
 def with_cost(decisions: DecisionRecords, rented: NodeRecords, weight: float) -> DecisionRecords:
-    """Decisions, with the price of rented nodes in the time that followed each. weight: of money."""
+    """Subtract from each decision's reward the price of rented nodes until the next. weight: reward weight of money."""
     if not len(decisions.time):
         return decisions
     at = np.maximum(np.searchsorted(decisions.time, rented.time, side="right") - 1, 0)

@@ -1,4 +1,4 @@
-"""Evaluation on a real Ray cluster: the same policies and tables, jobs that really train."""
+"""Evaluation on a real Ray cluster: the same policies and tables as in simulation, but the jobs really train."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.store.database import looking
 
 FIRST_NODE_S = 10.0
-"""Wait for the first node with GPUs: one that was started just now may not have joined yet."""
+"""Seconds to wait for the first node with GPUs, which may not have joined the cluster yet."""
 REAL, SIMULATED = "real", "simulated"
 """Folders of the two evaluations inside a run that compares them."""
 
 
 @dataclass(frozen=True)
 class RealRun:
-    """How cells are run on a Ray cluster.
+    """Options of running cells on a Ray cluster.
 
-    address: of an existing cluster; None: a local one with the nodes of the configuration and logical GPUs, ended
-    afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
-    say: prints a line; style: red for jobs that have failed and for a full disk.
-    on_wait: called with what the command waits for before the first job starts, and then with the empty text.
+    address: address of an existing cluster. Default: start a local cluster with the configured nodes and logical GPUs,
+    and end it afterwards. keep: let jobs run on after Ctrl-C; the same command takes them over again. progress: show a
+    bar. say: prints a line, in red (`style`) for failed jobs and a full disk. on_wait: called with the reason for each
+    wait before the first job starts, and then with the empty text.
     """
 
     say: Callable[..., object]
@@ -84,15 +84,15 @@ class RealRun:
 
 
 def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, list[FinishedCell]]:
-    """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
+    """Run the missing cells on a Ray cluster, one after the other; return the configuration with the nodes found.
 
-    Raises what is wrong with cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...;
+    Raises ClusterError, ConfigError, JobError, CheckpointError, ... for errors in cluster, configuration or jobs, and
     Interrupted after Ctrl-C.
     """
     if how.keep and how.address is None:
         raise ConfigError("--keep: a local cluster ends with the command, expected --address as well")
     if how.address is None:
-        prepare(config).check()  # what is wrong is better said before nodes are started
+        prepare(config).check()  # report errors before nodes are started
     with real_nodes(config, how.address, folder, how.on_wait, rents=True) as config:
         experiment = prepare(config)
         cells = experiment.cells()
@@ -121,12 +121,12 @@ def real_nodes(
     on_lost: Callable[[], None] = lambda: None,
     rents: bool = False,
 ) -> Iterator[Config]:
-    """A Ray cluster whose only scheduler this process is; the configuration with the nodes that were found there, and
-    those that may come on demand.
+    """Hold a Ray cluster as its only scheduler; yield the configuration with the nodes found there and the nodes that
+    may come on demand.
 
-    address, on_wait: as in `RealRun`. folder: named to other schedulers. on_lost: as in `Connection`. rents: a
-    provisioner decides on nodes that are rented or come on demand; such nodes are not up yet. Raises
-    ClusterError if there is no cluster, it has no GPUs, or another scheduler is at work on it.
+    address, on_wait: options of `RealRun`. folder: run folder, shown to other schedulers. on_lost: passed to
+    `Connection`. rents: if True, a provisioner decides on nodes that are rented or come on demand, and those are not
+    up yet. Raises ClusterError if there is no cluster, it has no GPUs, or another scheduler is at work on it.
     """
     if config.workload.background:
         raise ConfigError("workload.background: simulated only, expected none on Ray: other jobs can hold its GPUs")
@@ -162,11 +162,11 @@ def real_nodes(
         if not sizes:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         if address is not None:
-            if len({kind for _, _, kind in sizes}) == 1:  # one kind of GPU needs no name
+            if len({kind for _, _, kind in sizes}) == 1:  # a single GPU type needs no name
                 sizes = [(gpus, cpus, ONE_KIND) for gpus, cpus, _ in sizes]
             alike = sorted(Counter(sizes).items(), reverse=True)
             if scale is not None and (missing := scale.most_gpus - sum(gpus for gpus, _, _ in sizes)) > 0:
-                (most, cpus, kind), _ = alike[0]  # more of the largest may come
+                (most, cpus, kind), _ = alike[0]  # more nodes of the largest size may come
                 alike += [((most, cpus, kind), missing // most), ((missing % most, cpus, kind), 1)]
             groups = tuple(
                 NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in alike if n and gpus
@@ -178,8 +178,8 @@ def real_nodes(
 
 
 def on_demand(found: tuple[NodeGroup, ...], described: Sequence[NodeGroup]) -> tuple[NodeGroup, ...]:
-    """The nodes of an autoscaled cluster: those of the largest size come and go. described: by the configuration, whose
-    first rented nodes say how long they boot and what they cost."""
+    """Return the nodes of an autoscaled cluster: nodes of the largest size come and go, the others are permanent.
+    described: node groups of the configuration; the first rented group sets boot time and price."""
     first, size = found[0], (found[0].gpus, found[0].cpus, found[0].gpu)
     most = sum(group.count for group in found if (group.gpus, group.cpus, group.gpu) == size)
     same = next((group for group in described if group.rented), first)
@@ -189,7 +189,7 @@ def on_demand(found: tuple[NodeGroup, ...], described: Sequence[NodeGroup]) -> t
 
 
 def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
-    """Find out before anything starts that workers can import what the jobs train."""
+    """Check, before any job starts, that workers can import the training classes of all jobs."""
     runs = dict.fromkeys((cell.window, cell.seed) for cell in cells)
     check_training(
         [
@@ -201,10 +201,9 @@ def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
 
 
 def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
-    """Have every policy decide and look ahead once, in simulation, and one speed fitted: what is compiled then stops no
-    scheduler later.
+    """Compile the code of policies, predictions and fits before the session, by running each once on simulated jobs.
 
-    On a machine that has compiled nothing yet that takes tens of seconds, in which jobs would wait for a decision.
+    Without a compilation cache this takes tens of seconds, during which jobs would wait for a decision.
     """
     config, tables = experiment.config, experiment.tables(batch_sizes=True, servers=True)
     ahead = prediction_settings(config.simulator)
@@ -219,23 +218,23 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
         loop = DecisionLoop(SimulatedCluster(shape, jobs, tables, config.simulator), config.queue)
         state = loop.state()
         snapshot = take_snapshot(loop.cluster, state)
-        with suppress(Exception):  # a policy that cannot look ahead decides all the same, and `cluster status` says why
+        with suppress(Exception):  # a policy that cannot look ahead can still decide, and `cluster status` says why
             predict(snapshot, policy, config.queue, ahead)
             run(SimulatedCluster(shape, jobs, tables, config.simulator), policy, config.queue, config.reward)
         loop.carry_out(state, policy(state), policy.name)
-        Queue(config.queue).stands_until(state)  # asked of the queue only once a policy's decision stands
+        Queue(config.queue).stands_until(state)  # sessions call it only for a decision that stays valid for a while
     compile_fits(config.knowledge.fit)
     nodes = {"first": 2, "second": 2}
     place(nodes, {"shrinks": ("first", "second")}, {"shrinks": 1, "grows": 2})
 
 
 def restored_policies(folder: Path, cells: Sequence[Cell]) -> list[str]:
-    """Specs of the policies that users have put in force in the sessions that earlier commands have left."""
+    """Specs of the policies that users last switched to in the sessions left by earlier commands."""
     found = []
     for cell in cells:
         if (path := session_folder(folder, cell) / DATABASE).exists():
             with looking(path) as base:
-                # Others go by their labels.
+                # Switches by the scheduler are recorded by label, not by spec.
                 asked = "SELECT policy FROM switches WHERE by != ? ORDER BY number DESC LIMIT 1"
                 found += base.execute(asked, (SCHEDULER,)).fetchall()
     return [policy for (policy,) in found]
@@ -243,7 +242,7 @@ def restored_policies(folder: Path, cells: Sequence[Cell]) -> list[str]:
 
 @dataclass(frozen=True)
 class RealCells:
-    """Runs cells on the Ray cluster that this process is connected to. keep: as in `RealRun`. warn: called with a
+    """Runs cells on the Ray cluster to which this process is connected. keep: option of `RealRun`. warn: called with a
     line when the disk is full."""
 
     config: Config
@@ -252,7 +251,7 @@ class RealCells:
     warn: Callable[[str], object] = say_on_stderr
 
     def __call__(self, cell: Cell) -> RunRecord:
-        """Run a cell, or go on with it."""
+        """Run a cell, or continue it."""
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
         session = session_of(self.folder, cell)
         # In a thread of this process: for a cell that takes minutes, another process would start too late.
@@ -287,13 +286,13 @@ def real_cluster(
     observers: Iterable[Callable[[RayCluster], None]] = (),
     keep: bool = False,
 ) -> RayCluster:
-    """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
+    """Return a `RayCluster` with the jobs of a window, in their present state if the session has begun before.
 
-    database: of the session; files of jobs lie in the same folder. keep: whether controllers that are there train on
-    if Ctrl-C comes meanwhile.
+    database: database of the session; files of jobs lie in the same folder. keep: if True, existing controllers keep
+    training when Ctrl-C comes meanwhile.
     """
     config, known, own_seed = experiment.config, experiment.config.knowledge, experiment.window_seed(window, seed)
-    jobs = [replace(job, gpu_types=()) for job in experiment.jobs(window, seed)]  # estimates know no such limits
+    jobs = [replace(job, gpu_types=()) for job in experiment.jobs(window, seed)]  # unknown to estimates
     specs = job_specs(jobs, config.ray, session, database.path.parent / "jobs", own_seed)
     tables = experiment.tables(batch_sizes=True, servers=True)
     online = None
@@ -329,8 +328,8 @@ def run_session(
     predictor: Predictor | None,
     rental: LocalRental | None = None,
 ) -> RunRecord:
-    """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too.
-    rental: of a local cluster whose nodes are rented."""
+    """Let the policy of a cell schedule the jobs of a real cluster. The record includes the decisions of earlier
+    schedulers of the session. rental: rented nodes of a local cluster."""
     config, database = experiment.config, cluster.database
 
     def make(spec: str) -> Policy:
@@ -360,13 +359,13 @@ def run_session(
 
 
 def session_of(folder: Path, cell: Cell) -> str:
-    """Name of a cell's session: the same for the same cell of the same run folder, and no other."""
+    """Name of a cell's session, unique to the cell and the run folder."""
     return session_name(folder, cell.key[:8])
 
 
 def session_folder(folder: Path, cell: Cell) -> Path:
-    """Where a cell's session database, checkpoints, tables and curves are: POLICY-WINDOW-SEED, with a part of the
-    cell's key if that could name another cell too."""
+    """Folder of a cell's session database, checkpoints, tables and curves: POLICY-WINDOW-SEED, with a part of the
+    cell's key if another cell could have the same name."""
     name = re.sub(r"[^\w.-]+", "-", f"{policy_label(cell.policy)}-{cell.window}-{cell.seed}")[:60]
     plain = re.fullmatch(r"\w{1,25}", cell.policy) and re.fullmatch(r"[\w.-]{1,25}", cell.window)
     return folder / SESSIONS / (name if plain else f"{name}-{cell.key[:8]}")
@@ -387,7 +386,7 @@ def evaluate_both(
     """Run every cell for real and simulated, and write a comparison as CSV.
 
     The real cluster runs first, because the simulated one gets the nodes found there. The policies have the same
-    knowledge on both. show: called after each of the two with its configuration, cells and folder. Raises ConfigError
+    knowledge on both. show: called after each run with its name, configuration, cells and folder. Raises ConfigError
     if programs are not measured, because simulating guessed speeds would prove nothing.
     """
     if guessed := sorted(prepare(config).guessed_models):

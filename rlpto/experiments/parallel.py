@@ -1,5 +1,5 @@
-"""Trainings side by side, each in a separate Ray task: several seeds (without Ray, or on one core, one by one), and
-sweeps of hyper-parameters, searched with Ray Tune and Optuna, whose trials are runs of their own."""
+"""Parallel trainings, each in a separate Ray task: several seeds (sequential without Ray or on one core), and
+hyper-parameter sweeps with Ray Tune and Optuna, in which each trial is a run."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 60.0
 """Longest time that trainings may take to stop cleanly after Ctrl-C."""
 TUNE, TRIALS, SPACE, TABLE = "tune", "trials", "space.yaml", "sweep.csv"
-"""In the folder of a sweep: Ray Tune's own state, the trials' runs, the space, and the table of results."""
+"""Names in the folder of a sweep: Ray Tune's state, the trials' runs, the space, and the table of results."""
 GOAL = "reward"
 """Name of the trials' result: their best validation reward per job."""
 
 
 def workers(wanted: int | None) -> int:
-    """Trainings that run side by side: as many as wanted, else one for each core; one without Ray."""
+    """Return the number of parallel trainings: as wanted, by default one per core; one without Ray."""
     if find_spec("ray") is None:
         return 1
     return wanted or cores()
 
 
 def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path, str | None], None]) -> None:
-    """Train, or continue, in every folder. on_finished: called with a folder, and its summary unless it failed.
+    """Train, or continue, in every folder. on_finished: called with each folder and its summary (None if it failed).
 
     Raises the first RlptoError of a training, after all others have ended; KeyboardInterrupt after Ctrl-C, once the
     trainings have left checkpoints.
@@ -74,7 +74,7 @@ def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path
 
 @contextmanager
 def local_ray(cpus: int) -> Iterator[None]:
-    """A Ray instance for the time of a block, private to this process."""
+    """Run a Ray instance, private to this process, for the time of a block."""
     from rlpto.ray_cluster.nodes.environment import set_variables
     from rlpto.ray_cluster.nodes.local import LocalCluster
 
@@ -88,7 +88,7 @@ def local_ray(cpus: int) -> Iterator[None]:
 
 
 def train_member(folder: str) -> dict[str, str | None]:
-    """One training in a separate process; continues from a checkpoint if there is one. Returns the text to print."""
+    """Train in a separate process, continuing from a checkpoint if there is one. Returns the text to print."""
     from rlpto.experiments.training_runs import summary, train_folder
 
     run = Path(folder)
@@ -100,7 +100,7 @@ def train_member(folder: str) -> dict[str, str | None]:
 
 
 class Range(Settings):
-    """Numbers to draw from, evenly, or evenly in their logarithm."""
+    """Range from which numbers are drawn uniformly, or uniformly in their logarithm."""
 
     low: int | float
     high: int | float
@@ -118,7 +118,7 @@ Space = dict[str, list[Any] | Range]
 
 
 def read_space(path: Path) -> Space:
-    """Choices and ranges by key. Raises ConfigError, naming file and line, for one that is neither."""
+    """Read choices and ranges by key. Raises ConfigError, naming file and line, for a value that is neither."""
     file = read_yaml(path)
     if not file.data:
         raise ConfigError(f"{path}: expected keys of the config, such as agent.ppo.learning_rate")
@@ -136,12 +136,11 @@ def read_space(path: Path) -> Space:
 def open_sweep(
     folder: Path, config: Path, overrides: Sequence[str], space: Path, on_wait: Callable[[str], None], *, resume: bool
 ) -> Space:
-    """The choices and ranges of a new sweep, whose configuration and space are written, or of an existing one.
+    """Begin or resume a sweep and return its choices and ranges. Configuration and space of a new sweep are written.
 
-    config, overrides: an experiment file, and what is changed about it in all trials. on_wait: called with what takes
-    time next. Nothing is written unless every key has a value that the configuration may take, and trials can be
-    compared. Raises ConfigError otherwise, and CheckpointError if the folder holds a sweep already, or none of this
-    space to resume.
+    config, overrides: an experiment file, and changes to it in all trials. on_wait: called with the name of the next
+    slow step. Raises ConfigError, before anything is written, if a key's first value is invalid or trials cannot be
+    compared; CheckpointError if the folder already holds a sweep, or has no sweep of this space to resume.
     """
     with extras("ray", "optuna"):
         pass
@@ -174,11 +173,11 @@ def open_sweep(
 def run_sweep(
     folder: Path, space: Space, trials: int, at_once: int, seed: int, *, resume: bool, quiet: bool
 ) -> pd.DataFrame:
-    """Run or continue the trials with Ray Tune; a row for each finished one, best first, also written to TABLE.
+    """Run or continue the trials with Ray Tune; return a row for each finished trial, best first, and write TABLE.
 
-    at_once: trainings side by side. Raises ConfigError if all trials failed, and Interrupted if none has finished.
+    at_once: parallel trainings. Raises ConfigError if all trials failed, and Interrupted if none has finished.
     """
-    with local_ray(at_once), handler_kept():  # Ray Tune leaves one that does nothing the first time
+    with local_ray(at_once), handler_kept():  # after its first run, Ray Tune leaves a signal handler that does nothing
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch
 
@@ -207,7 +206,7 @@ def run_sweep(
 
 
 def run_trial(point: Mapping[str, Any], folder: str) -> None:
-    """One trial in a separate process: a training with some keys changed. It continues where it was interrupted."""
+    """Run a trial in a separate process: a training with some keys changed. It continues where it was interrupted."""
     from ray import tune
 
     from rlpto.experiments.run_folder import has_begun
@@ -222,12 +221,12 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
 
 
 def _changes(point: Mapping[str, Any]) -> list[str]:
-    """Overrides that set the keys of a point."""
+    """Return the overrides that set the keys of a point."""
     return [f"{key}={'null' if value is None else value}" for key, value in point.items()]
 
 
 def _domain(values: list[Any] | Range) -> Any:
-    """The search space in the form of Ray Tune."""
+    """Return the search space in Ray Tune's form."""
     from ray import tune
 
     if isinstance(values, list):

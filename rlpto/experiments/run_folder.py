@@ -1,5 +1,5 @@
-"""A run's folder: its configuration and versions, the settings that decide its results, under which cells and trainings
-are kept, and whether a command may add to it."""
+"""A run's folder: its configuration and versions, the settings that determine results and therefore identify cells and
+trainings, and checks whether a command may add to the folder."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rlpto.workloads.files import KEYS
 CONFIG_FILE = "config.resolved.yaml"
 """The whole configuration of the run."""
 VERSIONS_FILE = "versions.json"
-"""Versions of what made the run, and the command line."""
+"""Versions of the software that made the run, and the command line."""
 EVALUATION = "evaluation"
 """Folder of the evaluation in a run that holds a training."""
 
 
 class Result(Enum):
-    """What a key may decide."""
+    """Results that a key may affect."""
 
     CELL = "a cell of an evaluation"
     TRAINING = "a training that is resumed"
@@ -55,7 +55,7 @@ KEYS_WITHOUT_EFFECT: Mapping[str, tuple[Result, ...]] = {
     "agent.threads": (Result.CHECKPOINT,),
     "agent.seed": (Result.CHECKPOINT,),  # stored in the checkpoint separately from the deciding keys
 }
-"""The keys that do not decide a result, with the results they do not decide. A key stands for all below it."""
+"""Keys that do not affect some results, with these results. A key stands for all keys below it."""
 
 
 def begin_run(folder: Path, config: Config, repetition: Repetition | None = None) -> None:
@@ -75,7 +75,7 @@ def begin_run(folder: Path, config: Config, repetition: Repetition | None = None
 
 
 def config_file(folder: Path) -> Path:
-    """The file with the configuration of a run. Raises ConfigError if the folder is not a run's."""
+    """Return the path of a run's configuration. Raises ConfigError if the folder is not a run's."""
     path = folder / CONFIG_FILE
     if not file_there(path):
         raise ConfigError(f"{folder}: no {CONFIG_FILE} there, expected a folder that `rlpto` has written")
@@ -83,12 +83,12 @@ def config_file(folder: Path) -> Path:
 
 
 def read_run_config(folder: Path) -> Config:
-    """The configuration of a run. Raises ConfigError if the folder is not a run's or has one of another version."""
+    """Read the configuration of a run. Raises ConfigError if the folder is not a run's or is of another version."""
     return load_config(config_file(folder))
 
 
 def refuse_foreign(folder: Path, config: Config, *, fresh: bool = False) -> None:
-    """Raises CheckpointError if the folder has a training or, unless fresh, finished cells of another configuration."""
+    """Raise CheckpointError if the folder has a training or, unless fresh, finished cells of another configuration."""
     if not folder_there(folder):
         return
     trained = has_begun(folder)
@@ -104,39 +104,39 @@ def refuse_foreign(folder: Path, config: Config, *, fresh: bool = False) -> None
 
 
 def spec_files(spec: str) -> list[Path]:
-    """Return the files that a policy is made of besides RLPTO: Python files, with the modules of their folder that
-    they import, and files among its options. A run stands for its checkpoint."""
+    """Return the files outside RLPTO that a policy depends on: Python files, with the modules that they import from
+    their folder, and files among its options. For a run, return its checkpoint."""
     parsed = parse_spec(spec)
     found = [file for single in parsed.singles for file in plugin_files(single.name)]
     for path in parsed.paths:
         if path.suffix == CODE_ENDING:
             found += local_modules(path)
             continue
-        # A run is used by its best checkpoint, else by its last.
+        # Policies use the best checkpoint of a run, else its last.
         files = [path] if path.suffix in FILE_ENDINGS else [path / BEST, path / LAST]
         found += files if len(files) == 1 else list(filter(file_there, files))[:1]
     return found
 
 
 def files_digest(spec: str) -> str:
-    """Return a digest of all files that a policy is made of besides RLPTO; empty if there are none."""
+    """Return a digest of all files outside RLPTO that a policy depends on; empty if there are none."""
     digests = "".join(map(digest, spec_files(spec)))
     return digests and hashlib.sha256(digests.encode()).hexdigest()
 
 
 def has_begun(run: Path) -> bool:
-    """Return True if a run, or one of its seeds, holds a training that can be continued: it has a checkpoint."""
+    """Return True if a run, or any seed's folder in it, has a checkpoint from which training can continue."""
     return any(file_there(folder / LAST) for folder in members(run))
 
 
 def versions() -> dict[str, Any]:
-    """Versions of RLPTO, Python and the libraries that results depend on."""
+    """Return the versions of RLPTO, Python and the libraries that affect results."""
     libraries = {name: version(name) for name in ("numpy", "numba", "scipy", "torch", "stable-baselines3")}
     return {"rlpto": __version__, "python": platform.python_version(), **libraries, "platform": platform.platform()}
 
 
 def git_commit() -> str | None:
-    """Commit of the source tree this package runs from; None where it is installed without one."""
+    """Return the commit of the source tree from which this package runs; None if it is installed without one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         answer = subprocess.run(
@@ -148,18 +148,18 @@ def git_commit() -> str | None:
 
 
 def command_line() -> str:
-    """The command line that repeats this run."""
+    """Return the command line that repeats this run."""
     return shlex.join(["rlpto", *sys.argv[1:]])
 
 
 def members(run: Path) -> list[Path]:
-    """Folders of the trainings in a run: its own, or one for each seed."""
+    """Return the folders of a run's trainings: the run's folder, or a folder for each seed."""
     found = sorted(run.glob("seed-*"), key=lambda path: (len(path.name), path.name))
     return [path for path in found if path.is_dir()] or [run]
 
 
 def run_facts(config: Config) -> dict[str, str]:
-    """The facts of a configuration that get a line in the report."""
+    """Return the properties of a configuration that are listed in the report."""
     gpus = sum(group.count * group.gpus for group in config.cluster.nodes)
     nodes = " and ".join(f"{group.count} nodes x {group.gpus} GPUs" for group in config.cluster.nodes)
     simulator = config.simulator
@@ -170,12 +170,12 @@ def run_facts(config: Config) -> dict[str, str]:
 
 
 def free_keys(result: Result) -> list[str]:
-    """Keys that do not decide how a result comes out."""
+    """Return the keys that do not affect a result."""
     return [key for key, undecided in KEYS_WITHOUT_EFFECT.items() if result in undecided]
 
 
 def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict[str, Any]:
-    """Settings that decide how a result comes out, as plain data. unused: further keys to leave out."""
+    """Return the settings that determine a result, as plain data. unused: additional keys to leave out."""
     settings = config.model_dump(mode="json")
     for key in (*free_keys(result), *unused):
         *above, last = key.split(".")
@@ -189,7 +189,7 @@ def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict
 def differing_keys(
     mine: Settings, its: Settings, result: Result, around: str = ""
 ) -> Iterator[tuple[str, object, object]]:
-    """Dotted keys in which two configurations differ, with both values, of those that decide how a result comes out."""
+    """Yield the dotted keys that affect a result and differ between two configurations, with both values."""
     for name in type(mine).model_fields:
         key = f"{around}{name}"
         left, right = getattr(mine, name), getattr(its, name)
@@ -202,7 +202,7 @@ def differing_keys(
 
 
 def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Plain data that decides how cells of a configuration come out: settings, and digests of the files they name.
+    """Return plain data that determines the results of cells: settings, and digests of the files they name.
 
     traces: trace files by split. Raises ConfigError if a file cannot be read.
     """
@@ -214,7 +214,7 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
     }
     settings = deciding(config, Result.CELL, [key for key, unused in off.items() if unused])
     for group in () if rented else settings["cluster"]["nodes"]:
-        del group["rented"]  # results of earlier versions stay
+        del group["rented"]  # so results of earlier versions stay valid
     settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})
     if config.workload.source == "synthetic" and "/" in config.workload.calibration:
         settings["workload"]["calibration"] = digest(Path(config.workload.calibration))
@@ -227,7 +227,7 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
 
 
 def _place(value: object) -> object:
-    """Paths are the same if they lead to the same place."""
+    """Resolve paths: two paths to the same file compare equal."""
     if isinstance(value, Path):
         return value.resolve()
     return tuple(_place(entry) for entry in value) if isinstance(value, tuple) else value

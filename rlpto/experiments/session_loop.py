@@ -1,5 +1,5 @@
-"""The scheduler of a session on a real cluster, of `rlpto evaluate` and of a service: timing, predictions, the policy,
-which is switched between two decisions, and the loop."""
+"""Scheduler of a session on a real cluster, in `rlpto evaluate` and in a service: timing, predictions, switching the
+policy between decisions, and the loop."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ from rlpto.store.users import note_change
 
 HOUR = 3600.0
 OUTLOOK_KEPT_S = 30.0
-"""Seconds after which starts and finishes are predicted again although nothing was decided: jobs make progress."""
+"""Seconds after which starts and finishes are predicted again without a decision, because jobs make progress."""
 NO_PREDICTIONS = "no_predictions"
-"""Key of the fact that says why the last prediction failed."""
+"""Key in the database's key-value table for the reason why the last prediction failed."""
 SCHEDULER = "scheduler"
-"""Who has switched where no user asked for it."""
+"""Author of policy switches that no user asked for."""
 
 
 def session_rules(config: Config, clock: Callable[[float | None, float], Clock] = Clock) -> SessionRules:
-    """When the scheduler of an experiment's session decides, and what else it obeys. clock: as in `SessionRules`."""
+    """Return the rules of an experiment's session: timing of decisions, time limit and Ray settings. clock: makes the
+    session's clock, passed to `SessionRules`."""
     times = config.simulator
     limit = math.inf if times.max_hours is None else times.max_hours * HOUR
     return SessionRules(times.interval, times.decide_on, limit, config.ray, clock)
@@ -64,7 +65,7 @@ def session_predictor(
     timer: Callable[[], float] = time.monotonic,
     share: float = BUSY_SHARE,
 ) -> Predictor:
-    """Predicts next to the scheduler of a session, and writes that to its database. See `Predictor`."""
+    """Return a `Predictor` that runs in parallel to a session's scheduler and writes to the session's database."""
 
     def publish(found: Predictions) -> None:
         over = {job.id for job in database.jobs() if job.is_over}
@@ -79,15 +80,16 @@ def session_predictor(
 
 
 class SwitchablePolicy:
-    """Decides as the policy in force does. Every change of it is noted in the database with who asked and why.
+    """Delegates to the policy in force. Every switch is recorded in the database with its author and reason.
 
-    make: a policy by its name. first: name of the policy of the very first start; later the one of the last switch is
-    in force. Or policies at set times: one that is asked for decides until the next set time. deciding: notified of the
-    name of the policy that has just decided, and the seconds it took. wall: time [s since 1970] now; None: that of the
-    session. fallback: name of the policy that decides where another one fails; None: a failure ends the session.
+    make: returns the policy of a name. first: policy name for the very first start; a restarted session uses the policy
+    of its last switch. `first` may also be a schedule of policies; a policy requested by a user then decides until the
+    next scheduled switch. deciding: called after each decision with the policy's name and the seconds it took. wall:
+    returns the present time [s since 1970]. Default: the session's clock. fallback: name of the policy that takes over
+    when another policy fails. Default: a failure ends the session.
 
-    name: of `first`. in_force: name of the policy in force; empty before the first decision of those at set times.
-    plan: the policies as one, to look ahead with.
+    name: the name of `first`. in_force: name of the policy in force; empty before the first decision of a schedule.
+    plan: present and scheduled policies as one policy, for predictions.
     """
 
     def __init__(
@@ -126,12 +128,12 @@ class SwitchablePolicy:
                 self._note(wanted, 0.0, SCHEDULER, "the first start")
 
     def reset(self, seed: int | None = None) -> None:
-        """Forget the jobs, as when they have new numbers. The policy in force stays."""
+        """Forget all jobs, for example when they are renumbered. The policy in force stays."""
         self._seed = self._seed if seed is None else seed
         self.plan.reset(self._seed)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Decide."""
+        """Return the allocation of the policy in force."""
         if self._set_times:
             present = self.plan.present(state.time)
             name = self._asked if present is self.policy else present.name
@@ -145,8 +147,8 @@ class SwitchablePolicy:
         return allocation
 
     def obey(self, request: Request, now: float) -> bool:
-        """Put another policy in force from `now` [s of the session] on, as asked for, or answer why not; True if it is
-        in force. A request that names a switch is refused once that switch is no longer the newest."""
+        """Switch to the requested policy at `now` [s of the session] and return True, or answer the request with the
+        reason why not. A request that names a switch is refused once that switch is no longer the newest."""
         name, wanted = str(request.body.get("policy", "")), request.body.get("number")
         present = switch_in_force(self._database)
         if wanted is not None and (present is None or present.number != wanted):
@@ -169,7 +171,8 @@ class SwitchablePolicy:
         return True
 
     def fall_back(self, error: Exception, now: float) -> None:
-        """The policy in force has failed: the fallback decides from `now` on. Raises the error if it is what failed."""
+        """Let the fallback decide from `now` on, since the policy in force has failed. Raises `error` if there is no
+        fallback or the fallback itself failed."""
         if self._fallback in (None, self.in_force):
             raise error
         failed, name = self.in_force, str(self._fallback)
@@ -190,7 +193,7 @@ class SwitchablePolicy:
             self.plan = SwitchingPolicy(name, policy)
 
     def _note(self, name: str, now: float, by: str, reason: str, asked: float | None = None) -> None:
-        """Note that a policy is in force from `now` on. asked [s since 1970]: when; None: no user did."""
+        """Record that a policy is in force from `now` on. asked: time of the user's request [s since 1970], if any."""
         at, self.in_force = self._time(now), name
         with self._database.transaction():
             switch = add_switch(self._database, name, by, reason, at if asked is None else asked, at)
@@ -207,9 +210,10 @@ class SwitchablePolicy:
 
 
 class SessionLoop:
-    """A scheduler at work: as `rlpto.core.loop.run`, but its policy is switched on request, and it predicts.
+    """Runs a scheduler like `rlpto.core.loop.run`, but switches the policy on request and publishes predictions.
 
-    predictor: None: nothing is predicted. forecaster, served: as in `DecisionLoop`. nodes: decides on rented nodes.
+    predictor: predicts starts and finishes, if given. forecaster, served: passed to `DecisionLoop`. nodes: decides on
+    rented nodes.
     """
 
     def __init__(
@@ -231,7 +235,8 @@ class SessionLoop:
         self._seen_ahead = (-1, -np.inf)
 
     def step(self) -> AnyArray:
-        """Decide if that is due, and let time pass until it may be again: what happened, see `Cluster.advance`."""
+        """Decide if a decision is due, let time pass until the next may be due, and return what `Cluster.advance`
+        reports."""
         cluster = self._cluster
         for request in self.requests():
             if self._policy.obey(request, cluster.time):
@@ -249,11 +254,11 @@ class SessionLoop:
         return passed
 
     def requests(self) -> Iterable[Request]:
-        """Requests for another policy."""
+        """Open requests for another policy."""
         return [request for request in open_requests(self._cluster.database) if request.kind == "policy"]
 
     def check_progress(self, points: int) -> None:
-        """Let the fallback decide where jobs make no progress under the policy. Raises PolicyError without one."""
+        """Switch to the fallback if jobs make no progress under the policy. Raises PolicyError without a fallback."""
         try:
             self._watch.check(points)
         except PolicyError as error:
@@ -264,17 +269,17 @@ class SessionLoop:
         self._take_over()
 
     def _take_over(self) -> None:
-        """Another policy is in force."""
+        """Decide soon and watch progress from now, because another policy is in force."""
         self._due, self._watch = True, ProgressWatch(self._cluster, self._policy.in_force)
 
     def _decide(self) -> None:
-        """Take a decision; where the policy fails, by the fallback instead."""
+        """Take a decision. If the policy fails, the fallback decides."""
         if not self._cluster.active_jobs:
             self._decide_at = np.inf
             return
         try:
             self._decide_at = self.decide()
-        except StoreError:  # that the database cannot be read is no fault of the policy
+        except StoreError:  # an unreadable database is no fault of the policy
             raise
         except Exception as error:  # a policy may raise anything
             self._fall_back(error)
@@ -282,13 +287,13 @@ class SessionLoop:
         self._decisions += 1
 
     def decide(self) -> float:
-        """Ask the policy and carry out its decision: time [s] until which that stands."""
+        """Carry out a decision of the policy and return the time [s] until which it is valid."""
         state = self._loop.state()
         self._loop.carry_out(state, self._policy(state), self._policy.in_force)
         return self._loop.stands_until(state, self._policy.plan)
 
     def _look_ahead(self) -> None:
-        """Publish predictions; predict again where something has been decided since."""
+        """Publish finished predictions; start the next one after a decision or OUTLOOK_KEPT_S."""
         if self._predictor is None:
             return
         self._predictor.publish()
@@ -300,5 +305,5 @@ class SessionLoop:
             self._predictor.begin(cluster, cluster.ids, policy.plan, state, policy.in_force, self.futures(state))
 
     def futures(self, state: ClusterState) -> Callable[[Snapshot], Sampled] | None:  # noqa: ARG002
-        """Sampled futures of a snapshot of this state; None: without further arrivals."""
+        """Return a function that samples futures of a snapshot of this state, or None to predict without arrivals."""
         return None

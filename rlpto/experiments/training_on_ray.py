@@ -1,4 +1,4 @@
-"""`rlpto train --cluster ray`: fine-tune on real jobs an agent that was trained in simulation."""
+"""`rlpto train --cluster ray`: fine-tune an agent on real jobs after training in simulation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remov
 FOLDER = "ray"
 """Default folder of a run with the fine-tuned agent."""
 ROLLOUTS = 10
-"""Default number of rollouts to learn from, of some thousand seconds each."""
+"""Default number of rollouts, of some thousand seconds each."""
 
 
 def fine_tune_run(
@@ -48,9 +48,9 @@ def fine_tune_run(
     """Continue to train the agent of the run `source` on real jobs. Checkpoints go to `folder`; if some exist already,
     training continues from them.
 
-    address: of a Ray cluster that is there; None: a local one. on_wait: as in `RealRun`. Returns the decisions
-    it has learned from. Raises RlptoError for an invalid experiment, agent or cluster; after Ctrl-C it stops cleanly
-    with Interrupted.
+    address: address of an existing Ray cluster. If None, start a local cluster. on_wait: callback of `RealRun`. Returns
+    the number of decisions used for training. Raises RlptoError for an invalid experiment, agent or cluster, and
+    Interrupted after a clean stop on Ctrl-C.
     """
     _refuse_what_takes_episodes(config)
     if len(found := members(source)) > 1:
@@ -59,7 +59,7 @@ def fine_tune_run(
     steps = {} if "steps" in config.agent.model_fields_set else {"steps": ROLLOUTS * config.agent.ppo.rollout}
     settings = starting_agent.settings(config.agent.model_copy(update=steps))
     starting_agent.env(config.env)
-    # Listed jobs are one window, which counts as one for testing.
+    # Listed jobs form one window, in the split test.
     windows = prepare(config).windows("test" if config.workload.source == "jobs" else "train")
     resume = file_there(folder / LAST) and not fresh
     if not resume:
@@ -110,10 +110,10 @@ def fine_tune_run(
 
 
 def episodes(experiment: Experiment, windows: list[str], folder: Path) -> Generator[Cluster, None, None]:
-    """Real clusters one after the other: each window in turn, then all windows again with the next seed.
+    """Yield real clusters one after the other: each window in turn, then all windows again with the next seed.
 
-    folder: holds a folder for each episode: session database, live curves and checkpoints of its jobs. The numbers
-    continue after those in the folder. A cluster ends when the next one begins, or the iterator is closed.
+    folder: holds a folder for each episode: session database, live curves and checkpoints of its jobs. Numbering
+    continues after the folder's last episode. A cluster ends when the next begins, or the iterator is closed.
     """
     config, sessions = experiment.config, folder / SESSIONS
     there = [path.name.rpartition("-")[2] for path in sessions.glob("episode-*")]

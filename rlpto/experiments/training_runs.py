@@ -1,4 +1,4 @@
-"""Trainings in separate folders: one agent, or several with different seeds. Imports torch."""
+"""Training runs in separate folders: one agent, or several agents with different seeds. Imports torch."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from rlpto.io.interrupts import interruptible
 
 
 def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> None:
-    """Write configurations of trainings with `seeds` seeds into a folder, and into RUN/seed-K for several seeds.
+    """Write the configuration of a training into a folder and, if there are several seeds, into RUN/seed-K for each.
 
-    Nothing is written unless the experiment can be trained on. fresh: remove an existing training. Without it an
-    existing one raises CheckpointError. An invalid experiment raises its own error.
+    Nothing is written unless the experiment is suitable for training. fresh: remove an existing training, which
+    otherwise raises CheckpointError. An invalid experiment raises the error of its invalid part.
     """
     if not fresh and has_checkpoints(folder):
         raise CheckpointError(
@@ -67,7 +67,7 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
 
 
 def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) -> None:
-    """Raise CheckpointError if the folder holds no training, or one with another configuration."""
+    """Raise CheckpointError if the folder holds no training, or its training has another configuration."""
     there = read_run_config(run)
     if not has_begun(run):
         raise CheckpointError(f"{run}: no checkpoint there, expected a folder that `rlpto train` has written")
@@ -79,10 +79,9 @@ def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) ->
 
 
 def train_folder(run: Path, on_progress: Callable[[Status], None] | None = None) -> TrainingResult:
-    """Train in a folder that has its configuration, or continue if it has a checkpoint.
+    """Train in a folder that contains a configuration, or continue from a checkpoint there.
 
-    Raises KeyboardInterrupt if Ctrl-C came before it could stop in good
-    order, and what is wrong with the experiment or the checkpoint.
+    Raises KeyboardInterrupt if Ctrl-C came before a clean stop was possible, and any error of experiment or checkpoint.
     """
     config, resume = read_run_config(run), has_begun(run)
     experiments = by_load(config)
@@ -108,12 +107,13 @@ def train_folder(run: Path, on_progress: Callable[[Status], None] | None = None)
 
 
 def setup_for(config: Config) -> Callable[..., EnvSetup]:
-    """What makes the environments that the agent learns in."""
+    """Return the function that makes the agent's training environments."""
     return nodes_setup if config.agent.learns == "nodes" else training_setup
 
 
 def by_load(config: Config) -> list[Experiment]:
-    """An experiment for each load that the agent is trained at. Raises ConfigError if its workload cannot be scaled."""
+    """Return an experiment for each training load (`agent.loads`). Raises ConfigError if the workload cannot be
+    scaled."""
     loads = config.agent.loads
     if loads is None:
         return [Experiment(config)]
@@ -125,7 +125,7 @@ def by_load(config: Config) -> list[Experiment]:
 
 
 def validation_setup(config: Config) -> EnvSetup | None:
-    """The validation windows of all loads; None where the workload has none."""
+    """Return the setup of all loads' validation windows; None if the workload has no validation windows."""
     windows = config.workload.windows.model_copy(update={"limit": config.agent.validation_windows})
     limited = config.model_copy(update={"workload": config.workload.model_copy(update={"windows": windows})})
     experiments = by_load(limited)
@@ -140,7 +140,7 @@ def training_seed(config: Config) -> int:
 
 
 def identity(config: Config, experiments: list[Experiment]) -> Identity:
-    """Identity that a checkpoint must match to be resumed, and the description of its origin."""
+    """Return the identity that a checkpoint must match to be resumed, with the description of its origin."""
     decisive = {
         "experiments": [experiment.outcome() for experiment in experiments],
         "env": config.env.model_dump(mode="json", exclude={"start"}),
@@ -153,7 +153,7 @@ def identity(config: Config, experiments: list[Experiment]) -> Identity:
 
 
 def digest_of(decisive: Mapping[str, Any]) -> str:
-    """Digest of plain data that decides a training."""
+    """Digest of plain data that determines a training's result."""
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
@@ -176,7 +176,7 @@ def _nameable(value: Any) -> Any:
 
 
 def has_checkpoints(run: Path) -> bool:
-    """True if a run, or one of its seeds, holds checkpoints."""
+    """Return True if a run, or any seed's folder in it, holds checkpoints."""
     return any(file_there(folder / name) for folder in members(run) for name in (BEST, LAST))
 
 
@@ -193,14 +193,14 @@ def summary(run: Path, outcome: TrainingResult) -> str:
 
 
 def how_to_go_on(folder: Path, kept: str = "") -> str:
-    """What an interrupted training has kept, such as `300 steps`, and the command that continues it."""
+    """Say how to continue an interrupted training. kept: saved progress, such as `300 steps`."""
     if not has_begun(folder):
         return "no checkpoint has been written yet; the same command starts again"
     return f"{kept and f'{kept} are kept; '}go on with: rlpto train --resume {folder}"
 
 
 def _remove_training(folder: Path) -> None:
-    """Remove what a training has written, and its seeds'."""
+    """Remove the files of a training, including all seeds."""
     for run in members(folder):
         for path in (*(run / name for name in (BEST, LAST, HISTORY, WEIGHTS)), *run.glob(EVENTS)):
             path.unlink(missing_ok=True)

@@ -17,8 +17,8 @@ from rlpto.provisioning.registry import BUILT_IN, spec_of
 
 
 class Tried(NamedTuple):
-    """One point of a grid. cost: minus the reward beyond what the work done costs in any case, mean of the windows; its
-    parts: of time and of money."""
+    """One point of a grid. cost: negative reward, without the unavoidable cost of the completed work, mean over the
+    windows; the sum of its parts `time` and `money`."""
 
     spec: str
     cost: float
@@ -29,10 +29,11 @@ class Tried(NamedTuple):
 def tune(
     config: Config, names: Sequence[str] = (), on_progress: Callable[[int, int], None] | None = None
 ) -> dict[str, list[Tried]]:
-    """All points of the grids of provisioners, by their names, best first. names: default: all that have a grid.
+    """Evaluate the grids of provisioners; return the points by provisioner name, best first. names: provisioners to
+    tune. Default: all that have a grid.
 
-    on_progress: is called with the points tried so far, and all. Raises ConfigError for a name without a grid, or
-    where no nodes are rented.
+    on_progress: called with the number of points tried so far, and of all points. Raises ConfigError for a name without
+    a grid, or if no nodes are rented.
     """
     tunable = [name for name, kind in BUILT_IN.items() if kind.grid or name == "reactive"]
     for name in names:

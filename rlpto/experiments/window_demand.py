@@ -1,4 +1,4 @@
-"""What the jobs of each window ask for by the minute, and forecasts of it."""
+"""Demand of each window's jobs by the minute, and forecasts of the demand."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:  # it imports torch
     from rlpto.forecasting.demand import DemandForecaster
 
 LEAST_S = 90_000.0
-"""Seconds of demand that a forecaster can learn from: a day, and more than its longest horizon."""
+"""Shortest demand on which a forecaster can be trained [s]: a day, and more than its longest horizon."""
 
 
 class WindowDemand:
-    """The demand of the windows of an experiment. shape: its nodes, some of which are rented."""
+    """The demand of the windows of an experiment. shape: nodes of its cluster, some of them rented."""
 
     def __init__(self, config: Config, traces: WindowTraces, shape: ClusterShape) -> None:
         self._config, self._traces, self._shape = config, traces, shape
@@ -36,16 +36,16 @@ class WindowDemand:
         self._fitted: dict[tuple[float, float], DemandForecaster] = {}
 
     def of(self, window: str, jobs: Sequence[Job]) -> Demand:
-        """What the jobs of a window ask for by the minute, and what was asked for in the day before it."""
+        """Return the GPUs that a window's jobs request by the minute, and the requests of the day before."""
         cut, traces = self._traces.by_name[window].window, self._traces
         minutes = math.ceil((cut.end - cut.start) * self._factor / TICK_S)
         return demand_of(jobs, minutes, self._shape, traces.day_before(cut, self._factor), traces.local_start(cut))
 
     def forecasts(self, window: str, demand: Demand) -> FloatArray:
-        """Forecasts of a window's demand, see `Demand.forecasts`. Raises as `forecaster` does.
+        """Return forecasts of a window's demand, from `Demand.forecasts`. Raises the errors of `forecaster`.
 
-        A training window is forecast by a network that has learnt from the other half of the training time, if that is
-        long enough. Constants and agents trained on forecasts of days that it had learnt from would trust it too much.
+        A training window is forecast by a network trained on the other half of the training time, if that is long
+        enough. Constants and agents tuned on forecasts of the network's own training days would trust it too much.
         """
         cut, boot = self._traces.by_name[window].window, float(NodeGroups(self._shape).boot[0])
         if cut.split != "train" or self._config.forecast.demand is not None:
@@ -58,7 +58,7 @@ class WindowDemand:
 
     @cached_property
     def forecaster(self) -> DemandForecaster:
-        """Forecasts demand by the minute: the one of `forecast.demand`, else one fitted on all jobs before the first
+        """Forecaster of demand by the minute: read from `forecast.demand`, else fitted on all jobs before the first
         validation window. Raises ConfigError for an unusable file, ForecastError for less than a day of demand."""
         from rlpto.forecasting.demand import load_demand
 

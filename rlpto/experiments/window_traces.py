@@ -33,8 +33,8 @@ HOUR, DAY = 3600.0, 86_400.0
 
 @dataclass(frozen=True)
 class WindowTrace:
-    """A window and the jobs recorded in it, times counted from its start; `make` is called when they are first asked
-    for. drawn: from a file, so that there are jobs in any case."""
+    """A window and its recorded jobs, with times from the window's start. `make` is called when the jobs are first
+    needed. drawn: whether the jobs are drawn from a file; such a window is never empty."""
 
     window: Window
     make: Callable[[], Trace]
@@ -51,29 +51,29 @@ REPEATED = 1.5
 
 
 class Repetition(NamedTuple):
-    """How a workload was brought to its load: jobs that were recorded, and jobs that were taken from them."""
+    """Effect of scaling a workload to its load: numbers of recorded jobs, and of jobs taken from them."""
 
     recorded: int
     taken: int
 
     @property
     def is_high(self) -> bool:
-        """Whether many jobs of the workload are alike."""
+        """Whether recorded jobs are repeated at least REPEATED times on average."""
         return self.taken / self.recorded >= REPEATED
 
     @property
     def text(self) -> str:
-        """Sentence on how often the recorded jobs occur."""
+        """A sentence stating how often the recorded jobs occur."""
         times = self.taken / self.recorded
         made = f"The workload has {self.taken:,} jobs, made of {self.recorded:,} recorded ones"
         return f"{made}: each stands in it {times:,.1f} times on average, with other times of arrival."
 
 
 class WindowTraces:
-    """What a workload was recorded as. Traces are read when first needed.
+    """The windows and traces of a workload. Traces are read when first needed.
 
-    shape: of the cluster, for whose GPUs traces are scaled to the wanted load. listed: those that a workload
-    lists. work: [J] GPU-seconds that the jobs of a trace ask for.
+    shape: shape of the cluster, for whose GPUs traces are scaled to the wanted load. listed: returns the jobs listed
+    in the configuration. work: returns the [J] GPU-seconds that the jobs of a trace request.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class WindowTraces:
 
     @cached_property
     def files(self) -> dict[str, tuple[Path, ...]]:
-        """Trace files by split, see `files_by_split`; those of a trace that is cut into windows count as `test`."""
+        """Trace files by split, from `files_by_split`. A trace that is cut into windows counts as test."""
         workload = self._config.workload
         return files_by_split({split: getattr(workload, key) for split, key in KEYS.items()}, workload.draws > 0)
 
@@ -122,16 +122,16 @@ class WindowTraces:
 
     @cached_property
     def frozen(self) -> dict[str, list[Job]]:
-        """Jobs by window, of a workload that is frozen. Raises ConfigError or TraceError."""
+        """Jobs by window of a workload with source frozen. Raises ConfigError or TraceError."""
         files = self.files["test"]
         if len(files) != 1:
             raise ConfigError(f"workload.path: source frozen expects one file, got {len(files)}")
         return {window: sorted(jobs, key=lambda job: job.submit_time) for window, jobs in read_jobs(files[0]).items()}
 
     def names(self, split: str | None = None, required: bool = True) -> list[str]:
-        """Names of the windows of a split (None: that of the evaluation), at most as many as wanted.
+        """Return the names of a split's windows, at most `workload.windows.limit`. split default: the evaluation's.
 
-        Raises ConfigError if there are none and `required` says so.
+        Raises ConfigError if there are none and `required` is True.
         """
         split = self._config.evaluation.split if split is None else split
         windows = [cut.window for cut in self.by_name.values() if cut.window.split == split]
@@ -147,12 +147,12 @@ class WindowTraces:
 
     @cached_property
     def by_file(self) -> dict[Path, Trace]:
-        """Traces of all files, without jobs that are too large if the settings skip those."""
+        """Traces of all files, without jobs that are too large if the settings skip such jobs."""
         paths = [path for files in self.files.values() for path in files]
         return {path: self._fitted(read_any(path, self._config.workload.format)) for path in dict.fromkeys(paths)}
 
     def _file_windows(self) -> list[WindowTrace]:
-        """Every file as one window, or windows drawn from it: `NAME-00`, `NAME-01`, going on from split to split."""
+        """Each file as one window, or windows drawn from it: `NAME-00`, `NAME-01`, ..., numbered across splits."""
         draws = self._config.workload.draws
         drawn: Counter[str] = Counter()
         found = []
@@ -167,7 +167,8 @@ class WindowTraces:
         return found
 
     def _drawn(self, path: Path, split: str, number: int) -> WindowTrace:
-        """A window of jobs drawn from a file, at the wanted load. Its name and the config's seed decide the draw."""
+        """Return a window of jobs drawn from a file, at the wanted load. The window's name and the config's seed
+        determine the draw."""
         workload = self._config.workload
         trace, span = self.by_file[path], workload.windows.hours * HOUR
         target = None if workload.load is None else workload.load * self._shape.capacity * span
@@ -178,7 +179,7 @@ class WindowTraces:
 
     @property
     def repetition(self) -> Repetition | None:
-        """How the recorded jobs were brought to the wanted load; None where no recorded ones were drawn from."""
+        """Effect of scaling to the wanted load; None if the workload does not repeat recorded jobs."""
         workload = self._config.workload
         if workload.source == "trace" and workload.load is not None:
             trace, _, recorded = self._scaled
@@ -190,8 +191,8 @@ class WindowTraces:
 
     @cached_property
     def _scaled(self) -> tuple[Trace, float, int]:
-        """The trace that windows are cut from, at the wanted load, the seconds it covers, and how many jobs it had
-        before it was brought to the load."""
+        """The trace that is cut into windows, at the wanted load; the seconds it covers; and its number of jobs
+        before scaling to the load."""
         workload = self._config.workload
         if workload.source == "synthetic":
             trace, span = self._synthetic(), workload.days * DAY
@@ -200,7 +201,7 @@ class WindowTraces:
             if len(files) != 1:
                 raise ConfigError(f"workload.path: source trace expects one file, got {len(files)}")
             trace = read_any(files[0], workload.format)
-            # The last job still belongs to the last window.
+            # The end lies just after the last job, so the last window contains it.
             end = float(np.nextafter(trace.submit_time[-1], np.inf))
             skipped = workload.skip_days * DAY
             if skipped >= end:
@@ -214,7 +215,7 @@ class WindowTraces:
         return trace, span, recorded
 
     def past(self, window: Window) -> Past:
-        """Jobs submitted before a window, at the load of the windows; none if files are the windows."""
+        """Return the jobs submitted before a window, at the windows' load; none if each file is a window."""
         mapping, step = self._config.workload.mapping, self._config.forecast.step
         usual, start = np.array(mapping.priority_shares), self.local_start(window)
         if self._config.workload.source in ("files", "jobs", "frozen"):
@@ -225,15 +226,15 @@ class WindowTraces:
         return past_of(trace.submit_time, trace.priority, window.start, step, usual, start)
 
     def local_start(self, window: Window) -> float:
-        """Local time at which a window begins [s since 1970-01-01]."""
+        """Return the local time at which a window begins [s since 1970-01-01]."""
         origin = self.by_name[window.name].trace.origin
         # Without local times, second 0 of the trace counts as midnight, as `rlpto forecast` does.
         unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
         return unknown if origin is None else local_seconds(origin)
 
     def day_before(self, window: Window, factor: float = 1.0) -> tuple[FloatArray, IntArray]:
-        """Jobs submitted in the day before a window: seconds before its start, and GPUs; none if files are the windows,
-        which have nothing before them. factor: on all submit times."""
+        """Return the jobs submitted in the day before a window: seconds before the window's start, and GPUs. There are
+        none if each file is a window. factor: scale of all submit times."""
         if self._config.workload.source in ("files", "jobs", "frozen") or window.start == 0:
             return np.zeros(0), np.zeros(0, dtype=np.int64)
         trace = self._scaled[0]
@@ -241,8 +242,8 @@ class WindowTraces:
         return (window.start - trace.submit_time[first:last]) * factor, trace.gpus[first:last]
 
     def learnt_demand(self) -> tuple[FloatArray, IntArray, float, float]:
-        """Jobs of the trace before its first validation or test window: submit times [s], and GPUs; the second at which
-        that window begins, and the local time of second 0. Raises ConfigError where files are the windows."""
+        """Return the jobs of the trace before its first validation or test window: submit times [s], and GPUs; then the
+        start of that window [s], and the local time of second 0. Raises ConfigError if each file is a window."""
         later = [cut.window.start for cut in self.by_name.values() if cut.window.split != "train"]
         first = next(iter(self.by_name.values())).window
         if self._config.workload.source in ("files", "jobs", "frozen") or not min(later, default=first.end):
@@ -256,7 +257,7 @@ class WindowTraces:
         return trace.submit_time[:upto], trace.gpus[:upto], end, self.local_start(first) - first.start
 
     def _synthetic(self) -> Trace:
-        """A generated trace with about the wanted load; whole submissions come about more or less often."""
+        """Generate a trace with about the wanted load by making whole submissions more or less frequent."""
         workload, seed = self._config.workload, self._config.seed
         calibration = load_calibration(workload.calibration)
         trace = self._mixed(generate(calibration, workload.days, seed))
@@ -270,19 +271,19 @@ class WindowTraces:
         return self._mixed(generate(calibration, workload.days, seed, workload.load / load))
 
     def _mixed(self, trace: Trace) -> Trace:
-        """The trace, or its times of submission with jobs of the classes of the settings."""
+        """Return the trace; with `workload.mixture`, its submit times with jobs of these classes."""
         classes = self._config.workload.mixture
         return mix(trace, classes, self._config.seed) if classes else trace
 
     def _fitted(self, trace: Trace) -> Trace:
-        """The trace without jobs that are too large for the cluster, if the settings skip those."""
+        """Return the trace without jobs that are too large for the cluster, if the settings skip such jobs."""
         if self._config.workload.mapping.oversized != "skip":
             return trace
         return trace.take(trace.gpus <= trace.allowed_types(self._shape.kind_gpus)[1])
 
     @property
     def description(self) -> str:
-        """The workload in messages."""
+        """Description of the workload for messages."""
         workload = self._config.workload
         if workload.source == "synthetic":
             return f"synthetic workload {workload.calibration}"
