@@ -1,9 +1,9 @@
-"""A small network that gives every job two bonuses on its score in the index: on all steps, and on its first.
+"""A small network that adds two bonuses to a job's score in the index: one on all steps, and one on its first step.
 
-Jobs share its weights, and each is seen next to the others by what it has in common with them (load, spread of the
-work left). It is compiled, so that whole windows cost little more than with constants. Bonuses are bounded; with a
-last layer of zeros there are none, and the policy is the index.
-Source: this project; sets of jobs by a shared network after Mao et al., "Learning Scheduling Algorithms for Data
+Jobs share the network's weights; features of all jobs together (load, spread of the remaining work) relate each job to
+the others. Compiled, the network costs little more than constant weights over whole windows. Bonuses are bounded; with
+a last layer of zeros they are 0, and the policy is the index.
+Source: this project; a network shared by a set of jobs follows Mao et al., "Learning Scheduling Algorithms for Data
 Processing Clusters" (SIGCOMM 2019).
 """
 
@@ -23,38 +23,38 @@ JOB_FEATURES: tuple[str, ...] = (
     *("work_left", "work_left_squared", "age", "attained", "waiting", "share_of_most", "most_gpus", "speed_up"),
     *("part_done", "accuracy_left", "priority", "rescale_delay", "pausing", "rescales", "left_above_mean"),
 )
-"""What the network sees of a job; `job_features` says what each is."""
+"""The network's inputs about a job, defined in `job_features`."""
 CLUSTER_FEATURES: tuple[str, ...] = ("load", "jobs", "share_waiting", "mean_left", "spread_left", "share_held")
-"""What it sees of all jobs together."""
+"""The network's inputs about all jobs together."""
 CONTEXT_FEATURES: tuple[str, ...] = ("shorter", "work_ahead", "to_finish", "next_finish", "fair_share", "growth")
-"""What it sees of a job among the others, and of time; `context_features` says what each is."""
+"""The network's inputs about a job relative to the others, and about time, defined in `context_features`."""
 FEATURES = len(JOB_FEATURES) + len(CLUSTER_FEATURES) + len(CONTEXT_FEATURES)
 HIDDEN = 16
-"""Width of its one hidden layer."""
+"""Width of the network's only hidden layer."""
 OUTPUTS = 2
 LARGEST_BONUS = 2.0
-"""Of either sign; scores are logarithms, and the index's own weights lie between 0.1 and 3.5."""
+"""Limit of a bonus, of either sign. Scores are logarithms, and the index's weights lie between 0.1 and 3.5."""
 NETWORK_SIZE = HIDDEN * (FEATURES + 1) + OUTPUTS * (HIDDEN + 1)
-"""Numbers of a network: what every feature adds to each hidden unit, the units' constants, what every unit adds to each
-output, and the outputs' constants."""
+"""Count of a network's numbers: weights from features to hidden units, biases of the units, weights from units to
+outputs, and biases of the outputs."""
 _INNER = HIDDEN * (FEATURES + 1)
 _CONTEXT = len(JOB_FEATURES) + len(CLUSTER_FEATURES)
 _SHORTEST_S = 1.0
 LONGEST_H = 1e4
-"""Hours until a job without GPUs finishes, and at most until any does."""
+"""Assumed hours until a job without GPUs finishes, and the upper limit for all jobs."""
 
 
 def first_network(seed: int) -> FloatArray:
-    """[NETWORK_SIZE] a network without bonuses, whose hidden layer is drawn."""
+    """Return a network [NETWORK_SIZE] without bonuses and with a random hidden layer."""
     network = np.zeros(NETWORK_SIZE)
     network[:_INNER] = np.random.default_rng([seed, 17]).normal(0.0, FEATURES**-0.5, _INNER)
     return network
 
 
 def network_draws(size: float) -> FloatArray:
-    """[NETWORK_SIZE] standard deviations of draws in learning: `size` of the numbers inside.
+    """Return the standard deviations [NETWORK_SIZE] of perturbations in training: `size` in the hidden layer.
 
-    Those of the last layer are drawn the closer, the more units add to a bonus.
+    They are smaller in the last layer, the more units add to a bonus.
     """
     draws = np.full(NETWORK_SIZE, size)
     draws[_INNER:] *= (8 / HIDDEN) ** 0.5
@@ -62,9 +62,10 @@ def network_draws(size: float) -> FloatArray:
 
 
 def widened(numbers: FloatArray, features: Sequence[str], hidden: int) -> FloatArray:
-    """[NETWORK_SIZE] a network of an earlier version, of these features and units: it decides as it did.
+    """Convert a network of an earlier version, with these features and units, to a network [NETWORK_SIZE] of this
+    version that makes the same decisions.
 
-    numbers: as many as it has. Raises ValueError if they are of no such network.
+    numbers: all numbers of the old network. Raises ValueError if they do not match its features and units.
     """
     ours = (*JOB_FEATURES, *CLUSTER_FEATURES, *CONTEXT_FEATURES)
     if unknown := next((name for name in features if name not in ours), None):
@@ -80,7 +81,7 @@ def widened(numbers: FloatArray, features: Sequence[str], hidden: int) -> FloatA
 
 @kernel(error_model="numpy")
 def missing_share(job: Any) -> float:
-    """Share of all the accuracy that the job of a VIEW record can gain which it misses, in [0, 1]."""
+    """Return the part that a job (VIEW record) still misses of all the accuracy it can gain, in [0, 1]."""
     in_all = job.final_accuracy - job.first_accuracy
     return float(min(max((job.final_accuracy - job.accuracy) / in_all, 0.0), 1.0)) if in_all > 0.0 else 0.0
 
@@ -94,9 +95,9 @@ def add_bonuses(
     network: FloatArray,
     inputs: AnyArray,
 ) -> None:
-    """Add what a network [NETWORK_SIZE] gives the jobs in view to their inputs [n] SCORE_INPUTS.
+    """Add the bonuses of a network [NETWORK_SIZE] to the score inputs of the jobs in view.
 
-    inputs: see `rlpto.policies.index`; unit is filled.
+    inputs: [n] SCORE_INPUTS of `rlpto.policies.index`, with unit filled in.
     """
     count, seen, hidden, hours = len(view), np.empty(FEATURES), np.empty(HIDDEN), np.empty(len(view))
     wanted, held, waiting, mean, squares, soonest = 0, 0, 0, 0.0, 0.0, LONGEST_H
@@ -140,10 +141,10 @@ def add_bonuses(
 
 @kernel()
 def sum_shorter(hours: FloatArray, order: IntArray, shorter: FloatArray, ahead: FloatArray) -> None:
-    """Fill shorter [n] with how many jobs have less work left than each, and ahead [n] with their hours.
+    """Fill shorter [n] with the number of jobs with less remaining work than each job, and ahead [n] with their hours.
 
-    hours: [n] left on one GPU. order: [n] takes the numbers of the jobs, the shortest first; np.argsort takes two
-    seconds to compile.
+    hours: [n] remaining on one GPU. order: [n] filled with the jobs' numbers, shortest first (a heap sort, because
+    np.argsort takes two seconds to compile).
     """
     for row in range(len(order)):
         order[row] = row
@@ -169,14 +170,14 @@ def hours_to_finish(job: Any, speed: FloatArray) -> float:
 
 @kernel(error_model="numpy")
 def context_features(capacity: int, count: int, job: Any, speed: FloatArray, unit: float, seen: FloatArray) -> None:
-    """Fill those of CONTEXT_FEATURES in seen [FEATURES] that need no sums over jobs, each of a size about 1.
+    """Fill the CONTEXT_FEATURES that need no sums over jobs into seen [FEATURES], each scaled to about 1.
 
-    shorter: share of the jobs that have less work left. work_ahead: that work, over capacity. to_finish: hours until
-    the job finishes with the GPUs it holds; 1 if it holds none. next_finish: hours until the first of all jobs does.
-    fair_share: GPUs for each job over the most it may have. growth: what the next GPU would add to the speed of a
-    running job, in speeds of one GPU.
+    shorter: share of the jobs with less remaining work. work_ahead: work of these jobs, over capacity. to_finish: hours
+    until the job finishes with its present GPUs; 1 if it holds none. next_finish: hours until the first of all jobs
+    finishes. fair_share: GPUs per job over the job's max_gpus. growth: speed that the next GPU adds to a running job,
+    in units of one GPU's speed.
 
-    capacity [GPUs]. count: of jobs. job: a VIEW record. speed: [K + 1] of it. unit: speed of one GPU.
+    capacity [GPUs]. count: number of jobs. job: a VIEW record. speed: [K + 1] of the job. unit: speed of one GPU.
     """
     seen[_CONTEXT + 2] = np.log(hours_to_finish(job, speed)) / 2.0 if job.gpus > 0 else 0.0
     seen[_CONTEXT + 4] = np.log(max(capacity, 1) / (count * job.max_gpus)) / 2.0
@@ -189,10 +190,10 @@ def context_features(capacity: int, count: int, job: Any, speed: FloatArray, uni
 
 @kernel(error_model="numpy")
 def job_features(now: float, job: Any, speed: FloatArray, unit: float, mean: float, seen: FloatArray) -> None:
-    """Fill seen [FEATURES] with what is seen of one job, in the order of JOB_FEATURES, each of a size about 1.
+    """Fill the features of one job into seen [FEATURES], in the order of JOB_FEATURES, each scaled to about 1.
 
-    job: a VIEW record. speed: [K + 1] of it. unit: speed of one GPU. mean: of the logarithms of hours left, of all
-    jobs.
+    job: a VIEW record. speed: [K + 1] of the job. unit: speed of one GPU. mean: mean over all jobs of the logarithm of
+    remaining hours.
     """
     left = np.log(max(job.remaining / unit, _SHORTEST_S) / HOUR)
     seen[0] = left / 2.0

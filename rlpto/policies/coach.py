@@ -1,11 +1,11 @@
-"""Coach: workers and parameter servers go where they add most epochs per second.
+"""Coach: gives workers and parameter servers to the jobs where they add most epochs per second.
 
 Source: Sundkvist, "Coach", Umeå University 2021, and its public code DLScheduler; the default form of the fitted speed
 is Optimus's (Peng et al., EuroSys 2018).
 Adapted: capacity is checked; jobs get min_gpus in queue order first; all jobs are planned again at every decision, not
 each at the end of its epoch; probes are spread over all configurations a job may have, not only the four smallest;
-until the probes determine the fit, a job gets no configuration larger than those measured. The speeds of jobs without
-parameter servers are known.
+until the probes determine the fit, a job gets no configuration larger than the measured ones. The speeds of jobs
+without parameter servers are known.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class CoachOptions(Settings):
     """Options of `coach`; they matter to jobs with parameter servers."""
 
     form: Form = "sync"
-    """Form of the speed that is fitted: Optimus's of synchronous or asynchronous training (sync, async), or the
-    original's (parabola)."""
+    """Form of the fitted speed: Optimus's for synchronous or asynchronous training (sync, async), or the form of the
+    original code (parabola)."""
     probes: Literal["spread", "corners"] = "spread"
-    """What a job tries first: up to 8 numbers of workers and servers spread over what it may have, or the original's,
-    up to 2 of each."""
+    """Configurations that a job tries first: up to 8 spread over its allowed numbers of workers and servers, or, like
+    the original, up to 2 workers and servers (corners)."""
 
 
 class Limits(NamedTuple):
@@ -62,7 +62,7 @@ class Seen:
         return configuration in self._speeds
 
     def add(self, workers: int, servers: int, speed: float) -> None:
-        """Keep a speed; ignore one that is not positive."""
+        """Keep a speed if it is positive."""
         before = self._speeds.get((workers, servers))
         if speed <= 0 or speed == before:
             return
@@ -71,9 +71,9 @@ class Seen:
         self._speeds = {at: seen * drift for at, seen in self._speeds.items()} | {(workers, servers): speed}
 
     def grid(self, form: Form, max_workers: int, max_servers: int) -> FloatArray:
-        """[max_workers + 1, max_servers + 1] work per second: measured, else fitted.
+        """Return the work per second [max_workers + 1, max_servers + 1]: measured, else fitted.
 
-        While the fit is undetermined, 0 for more workers or servers than were measured. All 0 without measurements.
+        While the fit is undetermined, speeds beyond the measured workers or servers are 0; without measurements, all.
         """
         if not self._speeds:
             return np.zeros((max_workers + 1, max_servers + 1))
@@ -88,7 +88,7 @@ class Seen:
 
 
 class Coach(BasePolicy[CoachOptions]):
-    """min_gpus, and a server, for each job in turn, then single workers and servers by gain in speed."""
+    """Gives each job in turn min_gpus and a server, then single workers and servers by gain in speed."""
 
     name = "coach"
     summary = "min_gpus for all, then single workers or servers by largest gain in epochs per second, elastic"
@@ -121,7 +121,7 @@ class Coach(BasePolicy[CoachOptions]):
         return Allocation(workers, servers=servers)
 
     def _observe(self, jobs: JobTable) -> None:
-        """Keep the speeds that jobs with servers train at now, and forget the jobs that are gone."""
+        """Keep the present speeds of jobs with servers, and forget finished jobs."""
         served = jobs.most_servers > 0
         active = jobs.index[served].tolist()
         self._seen = {job: self._seen.get(job) or Seen() for job in active}
@@ -130,7 +130,7 @@ class Coach(BasePolicy[CoachOptions]):
             self._seen[int(jobs.index[row])].add(workers, int(jobs.servers[row]), float(jobs.speed[row, workers]))
 
     def _speeds(self, jobs: JobTable, limits: Limits) -> FloatArray:
-        """[n, W + 1, P + 1] work per second: known for jobs without servers, else from measurements."""
+        """Return the work per second [n, W + 1, P + 1]: known for jobs without servers, else from measurements."""
         speed = np.zeros((len(jobs), jobs.speed.shape[1], int(limits.max_servers.max()) + 1))
         for row, (job, workers, servers) in enumerate(
             zip(jobs.index.tolist(), limits.max_workers.tolist(), limits.max_servers.tolist(), strict=True)
@@ -142,7 +142,7 @@ class Coach(BasePolicy[CoachOptions]):
         return speed
 
     def _with_probes(self, jobs: JobTable, limits: Limits, state: ClusterState) -> Limits:
-        """Limits that hold each job at its next probe, in turn, as far as there is room next to all starting jobs."""
+        """Return limits that fix each job in turn to its next probe, if there is room next to all starting jobs."""
         workers, servers = start(limits, state.capacity, state.cpu_slots)
         spare_gpus, spare_slots = state.capacity - int(workers.sum()), state.cpu_slots - int(servers.sum())
         probed = Limits(*(column.copy() for column in limits))
@@ -162,7 +162,7 @@ class Coach(BasePolicy[CoachOptions]):
 
 
 def start(limits: Limits, gpus: int, slots: int) -> tuple[IntArray, IntArray]:
-    """Workers and servers [n] each: each job in turn gets its lowest numbers, if both fit."""
+    """Return workers and servers [n] each: every job in turn gets its lowest numbers, if both fit."""
     workers, servers = np.zeros_like(limits.min_workers), np.zeros_like(limits.min_servers)
     for row in range(len(workers)):
         if limits.min_workers[row] <= gpus and limits.min_servers[row] <= slots:
@@ -173,18 +173,18 @@ def start(limits: Limits, gpus: int, slots: int) -> tuple[IntArray, IntArray]:
 
 
 def allocate(speed: FloatArray, limits: Limits, gpus: int, slots: int) -> tuple[IntArray, IntArray]:
-    """Workers and servers [n] each; a worker takes a GPU, a server one of `slots` CPU slots.
+    """Allocate workers and servers [n] each. A worker takes a GPU, a server takes a CPU slot (of `slots`).
 
     speed: [n, W + 1, P + 1] work per second with 0..W workers and 0..P servers, at least as many as the limits allow.
-    Jobs start with their lowest numbers, each in turn if that still fits. Then one worker or one server more goes to
-    the job that gains most speed, until no step that fits gains any. Ties go to a worker, then to the first job. Single
+    Jobs start with their lowest numbers, each in turn if these still fit. Then another worker or server goes to the
+    job that gains most speed, until no step that fits gains any. Ties go to a worker, then to the first job. Single
     steps stop at a dip: if neither a worker nor a server helps alone, a job does not get both together.
     """
     count = len(speed)
     workers, servers = start(limits, gpus, slots)
     gpus -= int(workers.sum())
     slots -= int(servers.sum())
-    gain = np.full((2, count), -np.inf)  # of a worker, and of a server, more
+    gain = np.full((2, count), -np.inf)  # by one more worker, and by one more server
     for row in np.flatnonzero(workers).tolist():
         gain[:, row] = _gains(speed[row], limits, row, int(workers[row]), int(servers[row]))
     while gain.max(initial=0.0) > 0.0:
@@ -203,7 +203,7 @@ def allocate(speed: FloatArray, limits: Limits, gpus: int, slots: int) -> tuple[
 
 
 def _gains(speed: FloatArray, limits: Limits, row: int, w: int, p: int) -> tuple[float, float]:
-    """What a job with w workers and p servers gains in speed by a worker, and by a server, more."""
+    """Return the gain in speed of a job with w workers and p servers by one more worker, and by one more server."""
     worker = float(speed[w + 1, p] - speed[w, p]) if w < limits.max_workers[row] else -np.inf
     server = float(speed[w, p + 1] - speed[w, p]) if p < limits.max_servers[row] else -np.inf
     return worker, server

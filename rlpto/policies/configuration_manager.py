@@ -30,13 +30,13 @@ class ConfigurationManagerOptions(Settings):
     """Options of the policy."""
 
     period: float = Field(30.0, gt=0)
-    """Seconds between two progress reports of a job, at which alone it is changed; at the next decision point."""
+    """Seconds between two progress reports of a job. A job changes only at the first decision after a report is due."""
     gain: float = Field(0.1, ge=0)
     """Smallest relative gain in speed for which a job is changed."""
     retry: float = Field(300.0, ge=0)
-    """Seconds until growth is tried again of a job whose new processes did not come up."""
+    """Seconds until a job whose new processes did not start may try to grow again."""
     form: Literal["sync", "async"] = "sync"
-    """Form of Optimus's speed model: of synchronous or of asynchronous training."""
+    """Form of Optimus's speed model: for synchronous or asynchronous training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Reconfiguration:
 class _ReportedJob:
     """The state kept for a running job.
 
-    due: time [s] of its next report. since: time [s] of the last report. progress: epochs trained by then, None: it did
-    not train all the time since. config, rescales: at the last report. points: speed at every measured configuration.
-    grid: speeds by the model, None: not known yet. asked: last decided configuration. retry_at: time [s] before which
-    the job is not changed again.
+    due: time [s] of the next report. since: time [s] of the last report. progress: epochs trained by then; None if the
+    job has not trained all the time since. config, rescales: at the last report. points: speed at every measured
+    configuration. grid: speeds by the model; None while it is unknown. asked: last decided configuration. retry_at:
+    time [s] before which the job is not changed again.
     """
 
     due: float
@@ -75,7 +75,7 @@ class _ReportedJob:
 
 
 class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
-    """Requests in queue order; no job is preempted, and running jobs grow at their progress reports.
+    """Serves requests in queue order without preemption; running jobs grow at their progress reports.
 
     events: changes of running jobs decided since the last reset.
     """
@@ -94,8 +94,8 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         return min((known.due for known in self._known.values()), default=np.inf)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Running jobs keep their resources, waiting jobs get their request if it is free, and running jobs share the
-        rest."""
+        """Let running jobs keep their resources, serve the requests of waiting jobs if they fit, and let running jobs
+        share the rest."""
         jobs = state.jobs
         gpus, servers = jobs.keepable.copy(), np.where(jobs.gpus > 0, jobs.servers, 0)
         running, starting = np.flatnonzero(gpus > 0).tolist(), []
@@ -131,7 +131,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         return Allocation(gpus, servers=servers if jobs.has_servers else None)
 
     def _seen(self, time: float, jobs: JobTable, row: int, config: tuple[int, int]) -> _ReportedJob:
-        """The kept state of a job that runs now, in a configuration (workers, servers)."""
+        """Return the stored state of a job that now runs in a configuration (workers, servers)."""
         known = self._known.get(int(jobs.index[row]))
         if known is None:
             return _ReportedJob(time + self.options.period, time, config, int(jobs.rescales[row]))
@@ -160,7 +160,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         known.progress = progress if jobs.rescale_left[row] <= 0 else None
 
     def _grown(self, jobs: JobTable, row: int, known: _ReportedJob, free: int, slots: int) -> tuple[int, int] | None:
-        """The configuration to which a job grows; None: no change. free, slots: free GPUs and CPU slots."""
+        """Return the configuration to which a job grows; None if it stays. free, slots: free GPUs and CPU slots."""
         speed = known.points.get(known.config)
         if speed is None:
             return None
@@ -176,7 +176,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
             expected = float(known.grid[found])
         else:
             found = _by_rule(known.config, most)
-            # No speed model yet: at best speed grows with the workers, or with the servers that they share.
+            # Without a speed model, speed is assumed to grow at best with the workers, or with their servers.
             expected = speed * max(found[0] / workers, found[1] / servers)
         remaining, restart = float(jobs.remaining[row]), float(jobs.rescale_delay[row])
         pays = remaining / expected + restart < remaining / speed
@@ -186,8 +186,8 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
 
 
 def _fastest(part: FloatArray, workers: int, servers: int) -> tuple[int, int]:
-    """The fastest configuration of the part of a grid that begins at (workers, servers); ties go to the fewest in
-    all."""
+    """Return the fastest configuration in the part of a grid that begins at (workers, servers). Ties go to the fewest
+    processes."""
     w, p = (axis.ravel() for axis in np.indices(part.shape))
     first: IntArray = np.lexsort((w + p, -part.ravel()))
     return workers + int(w[first[0]]), servers + int(p[first[0]])

@@ -39,10 +39,10 @@ class MaxThroughputOptions(Settings):
     """Options of `max_throughput`."""
 
     choose_batch_size: bool = False
-    """Choose the batch size of every job too: the one at which it trains fastest with the GPUs it is given."""
+    """Also choose every job's batch size: the fastest one for the allocated GPUs."""
     change_above: float = Field(1.0, ge=1, le=1000)
-    """A running job whose GPUs stay leaves its batch size only for one that is faster by more than this factor; 1: for
-    any that is faster. AdaptDL: 1.05. Above 1 only with choose_batch_size."""
+    """A running job whose GPUs stay changes its batch size only for a speed-up above this factor (1 allows any
+    speed-up). AdaptDL: 1.05. Above 1 only with choose_batch_size."""
 
     @model_validator(mode="after")
     def _batch_sizes_are_chosen(self) -> Self:
@@ -54,8 +54,8 @@ class MaxThroughputOptions(Settings):
 class MaxThroughput(BasePolicy[MaxThroughputOptions]):
     """Greedy by marginal speed-up relative to one GPU, regardless of a job's class and remaining time.
 
-    Adapted: steps follow the concave hull of the speed, so that a dip at a node's edge is stepped over. With
-    `choose_batch_size` a job's batch grows with its GPUs, as AdaptDL's goodput asks for (Qiao et al., OSDI 2021);
+    Adapted: steps follow the concave hull of the speed, which skips a dip at a node's edge. With
+    `choose_batch_size` a job's batch grows with its GPUs to maximise AdaptDL's goodput (Qiao et al., OSDI 2021);
     `change_above` is the threshold of AdaptDL's data loader.
     """
 
@@ -66,7 +66,7 @@ class MaxThroughput(BasePolicy[MaxThroughputOptions]):
 
     @property
     def chooses_batch_sizes(self) -> bool:
-        """As the option says."""
+        """The option `choose_batch_size`."""
         return self.options.choose_batch_size
 
     def __call__(self, state: ClusterState) -> Allocation:
@@ -87,7 +87,7 @@ class MaxThroughput(BasePolicy[MaxThroughputOptions]):
 
 
 class Optimus(BasePolicy[NoOptions]):
-    """min_gpus for each job in turn, then single GPUs by the gain in remaining time.
+    """Gives each job in turn its min_gpus, then single GPUs by the gain in remaining time.
 
     Adapted: workers only (no parameter servers); jobs get their min_gpus in queue order first.
     """
@@ -97,8 +97,8 @@ class Optimus(BasePolicy[NoOptions]):
     source = "Peng et al., EuroSys 2018; as in Qiao et al., OSDI 2021 (Pollux simulator)"
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """gain of GPU k + 1 = (1 / speed(k) - 1 / speed(k + 1)) x remaining work, in seconds; small jobs are placed
-        first."""
+        """Allocate by gain: GPU k + 1 gains (1 / speed(k) - 1 / speed(k + 1)) x remaining work, in seconds. Small jobs
+        are placed first."""
         jobs = state.jobs
         gain = np.zeros_like(jobs.speed)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -117,7 +117,7 @@ class HesrptOptions(Settings):
     """Options of `hesrpt`."""
 
     p: float | None = Field(None, gt=0, lt=1)
-    """Exponent of the speed-up k**p; null: fitted at every decision to the jobs' speed tables."""
+    """Exponent of the speed-up k**p. Default: fitted to the jobs' speed tables at every decision."""
 
 
 class Hesrpt(BasePolicy[HesrptOptions]):
@@ -125,10 +125,10 @@ class Hesrpt(BasePolicy[HesrptOptions]):
 
     With speed-up k**p and m jobs in descending order of remaining size, the i-th gets the share
         theta_i = (i / m)**(1 / (1 - p)) - ((i - 1) / m)**(1 / (1 - p)),
-    so that the smallest job (i = m) gets the largest share. Adapted: jobs of a lower priority class count as larger
-    than all of a higher one, or their size is divided by the weight of their class, as the queue says; p is fitted to
-    the speed tables of the jobs at hand; every job is given min_gpus first, smallest first where that does not fit,
-    and what capped jobs leave goes to the others in proportion.
+    and the smallest job (i = m) gets the largest share. Adapted: jobs of a lower priority class count as larger than
+    all jobs of a higher class, or their size is divided by the weight of their class, depending on the queue; p is
+    fitted to the speed tables of the present jobs; every job is given min_gpus first, smallest first if not all fit,
+    and GPUs left over by capped jobs go to the others in proportion.
     """
 
     name = "hesrpt"
@@ -141,14 +141,14 @@ class Hesrpt(BasePolicy[HesrptOptions]):
         exponent = self.options.p or fit_exponent(jobs)
         order, share = jobs.ranked(jobs.remaining / unit_speed(jobs) / jobs.class_weight), np.empty(count)
         share[order] = np.diff((np.arange(count + 1) / max(count, 1)) ** (1.0 / (1.0 - exponent)))[::-1]
-        # Whole GPUs in proportion to the shares, by Webster's method (divisors 1/2, 3/2, ...).
+        # Round to whole GPUs in proportion to the shares by Webster's method (divisors 1/2, 3/2, ...).
         score = share[:, None] / (np.arange(int(jobs.max_gpus.max(initial=0)) + 1) + 0.5)
         steps = single_steps(score, jobs.max_gpus)
         return Allocation(grow_from_lowest(order, jobs.min_gpus, steps, state.capacity, -np.inf))
 
 
 def fit_exponent(jobs: JobTable) -> float:
-    """p of the speed-up k**p by least squares at k = 2, 4, 8, ... GPUs.
+    """Fit p of the speed-up k**p by least squares at k = 2, 4, 8, ... GPUs.
 
     The fit compares the logs of speed and GPUs, both relative to min_gpus; only numbers of GPUs within
     a job's limits count. Clipped to [0.05, 0.95]; 0.5 if no job can grow to such a number.
@@ -166,7 +166,7 @@ def fit_exponent(jobs: JobTable) -> float:
 
 
 class RandomPolicy(BasePolicy[NoOptions]):
-    """Jobs in random order draw GPUs uniformly within their limits; those that fit get them. A lower bound."""
+    """Jobs in random order draw GPUs uniformly within their limits and get them if they fit. A lower bound."""
 
     name = "random"
     reads_speeds = False

@@ -1,7 +1,7 @@
 """Elastic FIFO: requested GPUs in queue order; running jobs borrow left-over GPUs until others need them.
 
 Source: Schedulearn (Raya, NTHU thesis; public code bsraya/schedulearn), as its author intended: GPUs that
-jobs hold beyond their request are taken back when another job arrives, and the oldest job grows when one finishes.
+jobs hold beyond their request are reclaimed when another job arrives, and the oldest job grows when a job finishes.
 Adapted: GPUs of a job may be on several nodes, unless `one_node` keeps them on one, as in the original; a job grows
 only to sizes at which it is faster, and only if the time it saves is longer than the delay of the change and the job is
 not about to finish, as our notes on that system specify (5.5).
@@ -19,7 +19,7 @@ from rlpto.io.compiled import njit
 from rlpto.policies.filling import largest_node, where_kept
 
 MIN_REMAINING_DELAYS = 3.0
-"""A running job no longer grows once it will finish within this many times the delay of the change."""
+"""A running job does not grow if it will finish within this many times the delay of the change."""
 
 
 class ElasticFifo(BasePolicy[OneNodeOptions]):
@@ -31,7 +31,7 @@ class ElasticFifo(BasePolicy[OneNodeOptions]):
     Options = OneNodeOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Requests first, then the surplus that jobs hold, then more of it.
+        """Serve requests first, then let jobs keep their surplus, then let jobs grow.
 
         With `one_node` a job that an earlier policy spread over nodes keeps its GPUs there.
         """
@@ -50,7 +50,7 @@ class ElasticFifo(BasePolicy[OneNodeOptions]):
 
 
 def fastest(seconds: FloatArray, jobs: JobTable) -> IntArray:
-    """[n] fewest GPUs within a job's limits with which nothing is faster."""
+    """Return the fewest GPUs [n], within each job's limits, at which the job is fastest."""
     gpus = np.arange(seconds.shape[1])
     possible: BoolArray = (gpus >= jobs.min_gpus[:, None]) & (gpus <= jobs.max_gpus[:, None])
     best: IntArray = np.argmin(np.where(possible, seconds, np.inf), axis=1)
@@ -59,10 +59,10 @@ def fastest(seconds: FloatArray, jobs: JobTable) -> IntArray:
 
 @njit()
 def serve_requests(held: IntArray, requested: IntArray, lowest: IntArray, capacity: int, backfill: bool) -> IntArray:
-    """What rows can count on [n]: running ones keep up to their request, then each row in turn gets its request.
+    """Return the guaranteed GPUs [n]: running rows keep up to their request, then each row in turn gets its request.
 
-    A row for which less is left takes what is left, if that is its lowest at least; without `backfill` a waiting row
-    for which it is not stops all behind it. Should the held GPUs exceed capacity, the last running rows lose theirs.
+    If fewer GPUs are left, a row takes them, unless they are fewer than its lowest number; without `backfill`, such a
+    waiting row blocks all rows behind it. If the held GPUs exceed capacity, the last running rows lose theirs.
     """
     gpus = np.zeros(len(held), dtype=np.int64)
     free = capacity
@@ -93,14 +93,14 @@ def serve_on_nodes(
     largest: int,
     backfill: bool,
 ) -> None:
-    """Let waiting rows of placement [n, N] start, each on one node, in row order; free: [N] GPUs; both are changed.
+    """Start waiting rows of placement [n, N] in row order, each on one node. free: [N] GPUs. Both arrays are changed.
 
-    A row takes its request on the first node that has it free; else on the node where least has to be taken back of
-    what others hold beyond their requests; else the largest free block, or what can be made free on one node, if
-    that is its lowest at least. A row that asks for more than the `largest` node has gets it on several, emptied one
-    after the other, or waits. Rows that started with less than they ask for take what they lack on their
-    node before later rows start, where that pays. Without `backfill` the first waiting row that cannot start stops all
-    behind it.
+    A row takes its request on the first node with enough free GPUs; else on the node where the fewest GPUs have to be
+    reclaimed from the surplus of other jobs; else it takes the largest free block, or all free and surplus GPUs of one
+    node, if these reach its lowest number. A row that requests more than the `largest` node has gets GPUs on several
+    nodes, used up one after the other, or waits. A row that started with less than its request takes the missing GPUs
+    on its node before later rows start, if that pays. Without `backfill` the first waiting row that cannot start blocks
+    all rows behind it.
     """
     count = len(free)
     held = placement.sum(axis=1)
@@ -153,7 +153,8 @@ def serve_on_nodes(
 
 @njit()
 def node_for(wish: int, lowest: int, free: IntArray, spare: IntArray) -> int:
-    """Node on which a waiting job starts, see `serve_on_nodes`; -1: none has room. spare: [N] that others can give."""
+    """Return the node on which a waiting job starts by the rule of `serve_on_nodes`; -1 if no node has room. spare: [N]
+    surplus GPUs of other jobs."""
     best = -1
     for node in range(len(free)):
         if free[node] >= wish:
@@ -176,7 +177,7 @@ def node_for(wish: int, lowest: int, free: IntArray, spare: IntArray) -> int:
 
 @njit()
 def pays(seconds: FloatArray, held: int, grown: int, delay: float) -> bool:
-    """Whether a running job gains by growing: more than the delay it costs, and not when it is about to finish.
+    """Return whether a running job should grow: the saved time exceeds the delay, and the job is not about to finish.
 
     seconds: [K + 1] to finish by GPUs. delay: seconds of a change.
     """
@@ -188,7 +189,7 @@ def pays(seconds: FloatArray, held: int, grown: int, delay: float) -> bool:
 def grow_on_nodes(
     placement: IntArray, held: IntArray, most: IntArray, seconds: FloatArray, delay: FloatArray, free: IntArray
 ) -> None:
-    """Let rows of placement [n, N] that are on one node grow to `most` [n] there, in row order, as in `grant_surplus`.
+    """Grow rows of placement [n, N] that are on one node to `most` [n] there, in row order, like `grant_surplus`.
 
     held: [n, N] GPUs now. free: [N]. placement and free are changed.
     """
@@ -207,10 +208,10 @@ def grow_on_nodes(
 def grant_surplus(
     guaranteed: IntArray, held: IntArray, most: IntArray, seconds: FloatArray, delay: FloatArray, capacity: int
 ) -> IntArray:
-    """GPUs [n] including granted surplus that is not guaranteed to any job, in row order.
+    """Return the GPUs [n] of rows: the guaranteed GPUs, and surplus granted in row order.
 
-    First rows keep what they hold beyond what they are `guaranteed`, so that none is taken back for another. Then rows
-    grow to `most`, running ones only if that pays. seconds: [n, K + 1] to finish by GPUs. delay: [n] s of a change.
+    First rows keep held GPUs beyond their `guaranteed` ones, so surplus does not move between rows. Then rows grow to
+    `most`, running rows only if that pays. seconds: [n, K + 1] to finish by GPUs. delay: [n] s of a change.
     """
     gpus = guaranteed.copy()
     free = capacity - guaranteed.sum()
@@ -223,7 +224,7 @@ def grant_surplus(
         grown = min(most[row], gpus[row] + free)
         if gpus[row] == 0 or grown <= gpus[row]:
             continue
-        # A job that is changed in any case pays the delay for any growth.
+        # A job whose GPUs change in any case pays the same delay for any growth.
         if gpus[row] != held[row] or pays(seconds[row], gpus[row], grown, delay[row]):
             free -= grown - gpus[row]
             gpus[row] = grown

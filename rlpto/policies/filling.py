@@ -1,4 +1,4 @@
-"""Compiled kernels that hand out GPUs in a given order, evenly, or to each job on one node.
+"""Compiled kernels that allocate GPUs in a given order, evenly, or to each job on one node.
 
 Most take integer arrays over the n rows of a table and return GPUs [n] whose sum stays within `capacity`.
 """
@@ -13,12 +13,12 @@ from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 
 EARLY_BY_S = 1e-6
-"""Seconds by which a limit may be announced early, so that rounding never announces it too late."""
+"""Seconds by which a limit is announced early, because rounding must not announce it too late."""
 
 
 @njit()
 def fit_in_order(order: IntArray, wish: IntArray, capacity: int) -> IntArray:
-    """All or nothing: each row of `order` in turn gets its wish if that still fits, else 0."""
+    """All or nothing: give each row of `order` in turn its requested GPUs if they still fit, else 0."""
     gpus = np.zeros(len(wish), dtype=np.int64)
     free = capacity
     for row in order:
@@ -30,9 +30,9 @@ def fit_in_order(order: IntArray, wish: IntArray, capacity: int) -> IntArray:
 
 @njit()
 def fit_waiting(order: IntArray, held: IntArray, wish: IntArray, capacity: int, backfill: bool) -> IntArray:
-    """Running rows keep what they hold; waiting rows of `order` in turn get their wish if it fits.
+    """Let running rows keep their GPUs; give waiting rows of `order` in turn their requested GPUs if they fit.
 
-    Without `backfill` the first waiting row that does not fit stops all behind it. Should the held
+    Without `backfill` the first waiting row that does not fit blocks all rows behind it. If the held
     GPUs exceed capacity (a node went down), the last running rows in `order` lose theirs.
     """
     gpus = np.zeros(len(wish), dtype=np.int64)
@@ -56,9 +56,9 @@ def fit_waiting(order: IntArray, held: IntArray, wish: IntArray, capacity: int, 
 def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: int) -> IntArray:
     """Water-filling: raise one common level, each row within its own limits.
 
-    Rows are first given their lowest number, in row order as long as that fits. Of the rows that
-    can rise above the common level, as many as GPUs are left get one more: first those that already
-    hold more than the level, so that equal jobs do not swap GPUs, then in row order.
+    Rows are first given their lowest number, in row order, if that fits. The GPUs left over after
+    levelling go one by one to rows that can rise above the level: first to rows that already hold
+    more than the level, because equal jobs should not swap GPUs, then in row order.
     """
     count = len(lowest)
     gpus = np.zeros(count, dtype=np.int64)
@@ -69,7 +69,7 @@ def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: i
             gpus[row] = lowest[row]
             free -= lowest[row]
             ceiling = max(ceiling, highest[row])
-    level, over = 0, ceiling + 1  # the level fits, the level `over` does not or is pointless
+    level, over = 0, ceiling + 1  # `level` fits; `over` does not fit or exceeds all limits
     while over - level > 1:
         middle = (level + over) // 2
         extra = 0
@@ -96,7 +96,7 @@ def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: i
 
 @njit()
 def first_to_reach(limit: FloatArray, attained: FloatArray, gpus: IntArray) -> float:
-    """Seconds until the first row reaches `limit` [n] GPU-seconds of service; infinity if none will."""
+    """Return the seconds until the first row reaches `limit` [n] GPU-seconds of service; infinity if no row will."""
     seconds = np.inf
     for row in range(len(gpus)):
         if gpus[row] > 0:
@@ -105,12 +105,12 @@ def first_to_reach(limit: FloatArray, attained: FloatArray, gpus: IntArray) -> f
 
 
 def largest_node(state: ClusterState) -> int:
-    """GPUs of the largest node that is up, free or not: the limit of a job on one node; 0 without nodes."""
+    """Return the GPUs of the largest node that is up, free or not: the limit of a job on one node; 0 without nodes."""
     return max((node.gpus for node in state.shape if node.up), default=0)
 
 
 def where_kept(state: ClusterState) -> IntArray:
-    """[n, N] GPUs that running jobs keep on their nodes; 0 for waiting jobs.
+    """Return the GPUs [n, N] that running jobs keep on their nodes; 0 for waiting jobs.
 
     If they hold more than the capacity (a node went down), the last rows lose theirs.
     """
@@ -124,7 +124,7 @@ def where_kept(state: ClusterState) -> IntArray:
 
 
 def start_on_nodes(state: ClusterState, turn: int, *, rotates: bool, backfill: bool) -> tuple[IntArray, int]:
-    """Placement [n, N] in which running jobs stay and waiting ones start, and the next turn; see `place_waiting`."""
+    """Let running jobs stay, start waiting jobs by `place_waiting`, and return placement [n, N] and next turn."""
     jobs, placement = state.jobs, where_kept(state)
     free = state.shape.offered - placement.sum(axis=0)
     largest = largest_node(state)
@@ -145,11 +145,11 @@ def place_waiting(
 ) -> int:
     """Place waiting rows in row order, each on the first node with room, searching from node number `turn`.
 
-    rotates: the next row searches from the following node; the last such position is returned.
-    requested, waiting: [n]. free: [N] free GPUs, changed. largest: see `largest_node`. placement:
-    [n, N], rows of jobs that start are filled; the others stay as they are.
+    rotates: if True, the next row searches from the following node; the final position is returned.
+    requested, waiting: [n]. free: [N] free GPUs, changed. largest: from `largest_node`. placement:
+    [n, N], filled in for jobs that start, unchanged for the others.
     A row goes to one node if any is large enough for it, else to as many as needed, each used up in turn. Without
-    `backfill` the first row without room stops all behind it.
+    `backfill` the first row without room blocks all rows behind it.
     """
     count = len(free)
     for row in range(len(requested)):

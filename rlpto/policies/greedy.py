@@ -1,9 +1,9 @@
-"""Compiled kernels of greedy allocation: steps of growth, and the heap that takes the best one.
+"""Compiled kernels of greedy allocation: steps of growth, and a heap that selects the best step.
 
-A job's choices are 0 GPUs or anything from its lowest to its highest number. A *step* leads from a
-number of GPUs to a larger one. Speeds often dip where a job spills over to another node, where
-single GPUs would lead a greedy policy to a dead end; `hull_steps` therefore walks along the upper
-concave hull of a value over GPUs, which is a chain of single GPUs wherever the value is concave.
+A job's choices are 0 GPUs or any number from its lowest to its highest. A *step* leads from a
+number of GPUs to a larger one. Speed often dips when a job spills over to another node, and a greedy
+policy with steps of single GPUs would stop there. `hull_steps` therefore follows the upper concave
+hull of a value over GPUs, which consists of single GPUs wherever the value is concave.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GrowthSteps(NamedTuple):
 
 @njit()
 def hull_steps(value: FloatArray, lowest: IntArray, highest: IntArray) -> GrowthSteps:
-    """Steps along the upper concave hull of `value` [n, K + 1] over 0 and lowest..highest GPUs."""
+    """Return the steps along the upper concave hull of `value` [n, K + 1] over 0 and lowest..highest GPUs."""
     steps = GrowthSteps(np.zeros(value.shape, dtype=np.int64), np.zeros(value.shape))
     chain = np.empty(value.shape[1], dtype=np.int64)
     for row in range(len(value)):
@@ -43,9 +43,9 @@ def hull_steps(value: FloatArray, lowest: IntArray, highest: IntArray) -> Growth
 def walk_hull(
     value: FloatArray, lowest: int, highest: int, chain: IntArray, target: IntArray, gain: FloatArray
 ) -> None:
-    """Fill target and gain [K + 1] of a row of `hull_steps`, but not where a job that is not yet there cannot be.
+    """Fill target and gain [K + 1] of a row of `hull_steps`, except for 1..lowest - 1 GPUs, which no job can hold.
 
-    chain: [K + 1] memory, for vertices right of the present number, nearest last.
+    chain: [K + 1] working memory for the hull's vertices right of the present number, nearest last.
     """
     target[highest] = chain[0] = highest
     size = 1
@@ -70,7 +70,7 @@ def walk_hull(
 
 @helper()
 def sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
-    """Put a row of `heap[:size]` where it belongs: the row with the largest key, first of equals, is on top."""
+    """Move a row of `heap[:size]` to its place. The row with the largest key, first of equals, is on top."""
     row = heap[at]
     while 2 * at + 1 < size:
         child = 2 * at + 1
@@ -89,11 +89,11 @@ def sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
 
 
 def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
-    """A compiled function that takes steps in order of score(row, gpus, *known), also compiled: the one greedy search.
+    """Return a compiled greedy search that takes steps in order of the compiled score(row, gpus, *known).
 
     grow(gpus, target, known, lowest, capacity, threshold) ends when GPUs run out or no step scores above `threshold`.
-    gpus: [n] to start from; the sum must be within capacity. target: [n, K + 1] as in `GrowthSteps`. Ties go to the
-    first row. If a row's first step does not fit but its lowest number does, the row starts with that; other steps
+    gpus: [n] at the start; the sum must be within capacity. target: [n, K + 1] of `GrowthSteps`. Ties go to the first
+    row. If a row's first step does not fit but its lowest number does, the row starts with that number; other steps
     that do not fit are left out. Returns GPUs [n]. `score` is called only for the next step of a row.
     """
 
@@ -158,14 +158,14 @@ _grow = growing(_stored)
 def grow(
     gpus: IntArray, target: IntArray, score: FloatArray, lowest: IntArray, capacity: int, threshold: float
 ) -> IntArray:
-    """Take steps by their score [n, K + 1], by present GPUs; see `growing`."""
+    """Take steps in order of a score [n, K + 1], given by present GPUs, with the search of `growing`."""
     return _grow(gpus, target, (score,), lowest, capacity, threshold)
 
 
 def size_steps(value: FloatArray, fit: IntArray, highest: IntArray) -> GrowthSteps:
-    """Steps from any number of GPUs to the next allowed size up to highest [n].
+    """Return the steps from any number of GPUs to the next allowed size up to highest [n].
 
-    fit: [n, K + 1] as `JobTable.fit`. value: [n, K + 1], not finite where nothing is known, such as without GPUs.
+    fit: [n, K + 1] of `JobTable.fit`. value: [n, K + 1], not finite where it is unknown, such as without GPUs.
     """
     gpus = np.arange(fit.shape[1])
     sizes = np.where((fit == gpus) & (gpus <= highest[:, None]), gpus, len(gpus))
@@ -178,7 +178,7 @@ def size_steps(value: FloatArray, fit: IntArray, highest: IntArray) -> GrowthSte
 
 
 def single_steps(gain: FloatArray, highest: IntArray) -> GrowthSteps:
-    """Steps of one GPU up to highest [n] for rows that have some; the others have no room to start."""
+    """Return steps of one GPU up to highest [n] for rows that have GPUs; a row without GPUs has no steps."""
     gpus = np.arange(gain.shape[1])
     return GrowthSteps(np.where((gpus > 0) & (gpus < highest[:, None]), gpus + 1, gpus), gain)
 
@@ -186,5 +186,5 @@ def single_steps(gain: FloatArray, highest: IntArray) -> GrowthSteps:
 def grow_from_lowest(
     order: IntArray, lowest: IntArray, steps: GrowthSteps, capacity: int, threshold: float = 0.0
 ) -> IntArray:
-    """GPUs [n]: each row of `order` in turn gets its lowest number, if that fits, then steps go by their gain."""
+    """Return GPUs [n]: each row of `order` in turn gets its lowest number, if that fits; then steps follow by gain."""
     return grow(fit_in_order(order, lowest, capacity), steps.target, steps.gain, lowest, capacity, threshold)

@@ -1,4 +1,4 @@
-"""The index: greedy by a log-linear score of every step, with a handful of tuned weights, and its compiled decision.
+"""The index policy: greedy by a log-linear score of each step, with a handful of tuned weights; compiled.
 
 Source: index policies for parallel jobs follow Gittins and Whittle (Gittins, Glazebrook, Weber,
 "Multi-armed Bandit Allocation Indices", 2011); the marginal gain over a power of the remaining time
@@ -9,18 +9,19 @@ Adapted: this project's own form. A step from k to k' GPUs scores
 and the best steps are taken until the GPUs are gone. Steps follow the concave hull of the speed.
 
 One function, `steer`, decides for this policy, for a trained agent, which sets other weights in every state, and for
-the batch of simulators the agent is trained on, so that all three decide alike to the last bit.
-`rlpto.policies.index_weights` says what its weights are.
+the batch of simulators in which the agent is trained. All three therefore decide identically, to the last bit.
+`rlpto.policies.index_weights` defines the weights.
 
-`slope` and `slope_start` look at accuracy: times s, and times s if the step starts the job. With index = the largest of
-(share of its accuracy gained + FINISH_VALUE if that ends the job) per hour on one GPU, over any stretch of the epochs
-ahead, s is log(index x hours left): log FINISH_VALUE for a job with nothing left to gain, about 0 for one that gains
-evenly, more for one that gains soon. It is Sidney's index of chained jobs with values (Operations Research 23, 1975).
+`slope` and `slope_start` consider accuracy: they multiply s, `slope_start` only if the step starts the job. Let index
+be the largest (share of its accuracy gained + FINISH_VALUE if the job ends) per hour on one GPU, over any stretch of
+the epochs ahead. Then s = log(index x hours left): log FINISH_VALUE for a job with nothing left to gain, about 0 for a
+steadily gaining job, more for a job that gains soon. It is Sidney's index of chained jobs with values (Operations
+Research 23, 1975).
 
 `price` and `worth` are the optimum of a reward of time, shortfall of accuracy and GPU-hours: a job alone takes the step
-from k to k' GPUs while worth x (hours that it saves) is at least price x (GPU-hours that it adds). The worth of an hour
-falls as accuracy is gained, so a job with a fixed batch size shrinks as it converges; one that may enlarge its batch
-gains speed from GPUs meanwhile, and may not. The test needs the accuracy of now and no curve.
+from k to k' GPUs if worth x (hours saved by the step) is at least price x (GPU-hours added). The worth of an hour falls
+as accuracy is gained, so a job with a fixed batch size shrinks as it converges; a job that may enlarge its batch gains
+speed from GPUs meanwhile, and may keep them. The test needs only the present accuracy, not the curve.
 """
 
 from __future__ import annotations
@@ -41,15 +42,14 @@ from rlpto.policies.greedy import GrowthSteps, growing, hull_steps
 from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, load_weights
 
 CLASS_START_SCORE = 1e6
-"""Added, for each rank above the lowest, to the score of a step that starts a job: larger than any weights can
-offset."""
+"""Added, for each rank above the lowest, to the score of a step that starts a job. No weights can offset it."""
 FINISH_VALUE = 0.2
-"""Value of a job's end relative to all the accuracy that it can gain. Of 1 and 0.2 the latter was better at all
-weights tried (validation windows, load 1.1)."""
+"""Value of a job's end relative to all the accuracy that it can gain. 0.2 was better than 1 at all weights tried
+(validation windows, load 1.1)."""
 NEVER = np.float64(-np.inf)
 """Score of a step that is not taken."""
 SHORTEST_REMAINING_S = 1.0
-"""Remaining times below this many seconds count as this."""
+"""Lower limit of remaining times [s] in scores."""
 
 _AT = {name: position for position, name in enumerate(STEERING_FEATURES)}
 _GAIN, _REMAINING, _REMAINING_SQUARED = _AT["gain"], _AT["remaining"], _AT["remaining_squared"]
@@ -69,13 +69,13 @@ _NAMES = (
     *("worth", "worth_growth", "keep"),
 )
 SCORE_INPUTS = np.dtype([(name, np.float64) for name in _NAMES])
-"""Inputs of the scores of all steps of a job. unit: speed of one GPU. hours: hours left times the speed. worth: of an
-hour, 1 for a job that has converged. worth_growth: added to the score of growth. keep [h]: what shrinking must save."""
+"""Inputs of the scores of all steps of a job. unit: speed of one GPU. hours: hours left times the speed. worth: worth
+of an hour, 1 for a converged job. worth_growth: added to the score of growth. keep [h]: least saving by shrinking."""
 
 
 @kernel(error_model="numpy")
 def steepness(job: Any) -> float:
-    """s of a VIEW record, as defined in the module docstring."""
+    """Return s, defined in the module docstring, of a VIEW record."""
     return float(np.log(max(job.accuracy_ahead, FINISH_VALUE + missing_share(job))))
 
 
@@ -125,9 +125,9 @@ def fill_score_inputs(
 def step_score(
     row: int, gpus: int, view: AnyArray, speeds: FloatArray, steps: GrowthSteps, inputs: AnyArray
 ) -> np.float64:
-    """Score of a job's step from `gpus` on, where there is one.
+    """Return the score of a job's next step from `gpus` GPUs.
 
-    -infinity if it gains nothing, costs too much or is not worth its rescale.
+    The score is -infinity if the step gains nothing, costs too much or is not worth its rescale.
     """
     after, gain = steps.target[row, gpus], steps.gain[row, gpus]
     if not gain > 0:
@@ -161,9 +161,9 @@ _grow = growing(step_score)
 
 @njit()
 def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights: FloatArray) -> IntArray:
-    """GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
+    """Allocate GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
 
-    view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.core.job_table.JobTable`.
+    view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] of `rlpto.core.job_table.JobTable`.
     If the queue's classes are strict, jobs of a higher class start before any job of the lowest class present
     starts, and before any job grows, for any weights. If classes weigh, only the weights decide.
     """
@@ -175,7 +175,7 @@ def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights:
 def steer_by(
     now: float, capacity: int, view: AnyArray, speed: FloatArray, steps: GrowthSteps, weights: FloatArray
 ) -> IntArray:
-    """`steer`, where the `hull_steps` of speed between the limits of the jobs in view are there already."""
+    """Do the work of `steer` with given `steps`: the `hull_steps` of speed between the limits of the jobs in view."""
     lowest = view["min_gpus"].copy()
     inputs = np.empty(len(view), SCORE_INPUTS)
     fill_score_inputs(now, capacity, view, weights, speed, inputs)
@@ -188,11 +188,11 @@ class IndexOptions(Settings):
     """Options of `index`."""
 
     weights: Path | None = None
-    """YAML file of weights, as `rlpto train` writes it (agent.yaml); null: the two-parameter form."""
+    """YAML file of weights, such as agent.yaml written by `rlpto train`. Default: the two-parameter form."""
 
 
 class Index(BasePolicy[IndexOptions]):
-    """Steps with the largest index first, until the GPUs are gone or no step speeds up a job."""
+    """Takes the steps with the largest index first, until the GPUs are gone or no step speeds up a job."""
 
     name = "index"
     summary = "greedy by marginal gain over remaining time^a, sticky, with tuned constants, elastic"

@@ -1,10 +1,10 @@
-"""Weights of the index: the vector that the index, agents and the planner decide with, and the file it is kept in.
+"""Index weights: the vector with which the index, agents and the planner decide, and its file format.
 
-A vector has a weight for each of STEERING_FEATURES. `IndexWeights` holds those of the index as it is without learning;
-those of `FURTHER` let a learned policy depend on the state, with r = log(hours the job has left on one GPU) and
+A vector has a weight for each of STEERING_FEATURES. `IndexWeights` holds the weights of the untrained index; the
+weights in `FURTHER` let a learned policy depend on the state, with r = log(hours the job has left on one GPU) and
 load = log(1 + GPUs all jobs could use / capacity).
-A file may leave out weights; they are then off (`OFF`). A vector may go on with a network of bonuses for every job
-(`rlpto.policies.bonus_network`), and the file with an entry for it: a *steering vector*.
+Weights missing in a file are off (`OFF`). A *steering vector* may also contain, after the weights, a network of bonuses
+for every job (`rlpto.policies.bonus_network`), and its file an entry for the network.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORMAT = "rlpto index weights 1"
 """First entry of a weights file: its format and version."""
 
 LARGEST_WEIGHT = 1000.0
-"""Largest absolute value; searches stay far below."""
+"""Largest absolute value of a weight; searches stay far below."""
 NO_PRICE = -20.0
 """`price` that rejects no step."""
 
@@ -45,12 +45,12 @@ _Weight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
 
 
 class IndexWeights(Settings):
-    """Weights of the index: one for each feature, which multiply it and add up to a step's log score.
+    """Weights of the index, one for each feature. The sum of weight x feature is a step's log score.
 
-    A step gives a job more GPUs. r stands for log(hours the job has left on one GPU), ratios and
+    A step gives a job more GPUs. r stands for log(hours the job has left on one GPU); ratios and
     logs have no unit. The defaults are the two-parameter form: marginal gain over remaining time to
-    the power 1/4, with stickiness; every job is given its min_gpus before others grow, and classes,
-    where they differ, come before size: of starts by the queue's rule where that is strict, else by weight.
+    the power 1/4, with stickiness. Nearly every job gets its min_gpus before others grow, and priority
+    classes come before size: for starts by the queue's rule if it is strict, else by weight.
     """
 
     gain: _Weight = 1.0
@@ -74,17 +74,17 @@ class IndexWeights(Settings):
     held_remaining: _Weight = 0.0
     """Size-dependent stickiness: times that part x r."""
     slope: _Weight = 0.0
-    """Times s, how steeply accuracy rises ahead of the job, see `rlpto.policies.index`; 0: not looked at."""
+    """Times s, the steepness of the accuracy curve ahead (`rlpto.policies.index`). At 0 it is ignored."""
     slope_start: _Weight = 0.0
-    """Times s if the step starts from no GPUs, further to `slope`."""
+    """Times s if the step starts from no GPUs, in addition to `slope`."""
 
     def vector(self) -> FloatArray:
-        """[STEERING_FEATURES] these weights, with all others off."""
+        """Return these weights as a vector [STEERING_FEATURES], with all others off."""
         return np.array([getattr(self, name, off) for name, off in OFF.items()])
 
 
 INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
-"""Names of the weights in a config. `IndexWeights` says what each is."""
+"""Names of the weights in a config, defined in `IndexWeights`."""
 SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
 """The weights of the index that depend on how steeply accuracy rises."""
 FURTHER = {
@@ -103,23 +103,24 @@ WORTH_FEATURES = {
     "worth_growth": "Times the logarithm of that worth if the step grows the job.",
     "keep": "Rescale delays that shrinking a job to its price must save, or it keeps its GPUs; 0: it shrinks at once.",
 }
-"""The weights of what an hour of a job is worth, see `rlpto.policies.index`."""
+"""The weights that define the worth of a job's hour, used in `rlpto.policies.index`."""
 ACCURACY_FEATURES: tuple[str, ...] = (*SLOPE_FEATURES, *WORTH_FEATURES)
-"""The weights that depend on accuracy: learnt where the reward counts its shortfall; the planner leaves them."""
+"""The weights that depend on accuracy. They are trained if the reward counts accuracy shortfall; the planner does not
+change them."""
 STEERING_FEATURES: tuple[str, ...] = (
     *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
     *FURTHER,
     *ACCURACY_FEATURES,
 )
-"""Names of the weights in the order of every vector of them."""
+"""Names of the weights, in the order of every weight vector."""
 VECTOR_SIZES = len(STEERING_FEATURES), len(STEERING_FEATURES) + NETWORK_SIZE
-"""Numbers of a steering vector, without a network and with one."""
+"""Lengths of a steering vector, without and with a network."""
 OFF = {name: NO_PRICE if name == "price" else 0.0 for name in STEERING_FEATURES}
 """Weights that change no score and reject no step."""
 
 
 def steering_meaning(size: int) -> dict[str, Any]:
-    """What the numbers of a steering vector of a size mean, in this version of RLPTO."""
+    """Describe the numbers of a steering vector of a size, in this version of RLPTO."""
     network = {
         "job_features": list(JOB_FEATURES),
         "cluster_features": list(CLUSTER_FEATURES),
@@ -130,9 +131,10 @@ def steering_meaning(size: int) -> dict[str, Any]:
 
 
 def steering_vector(numbers: FloatArray, meaning: Mapping[str, Any]) -> FloatArray:
-    """The steering vector [S] that decides as `numbers` did in the version of RLPTO that gave them this meaning.
+    """Convert the numbers of an earlier version of RLPTO to a steering vector [S] that makes the same decisions.
 
-    What that version lacked is off. Raises ValueError if the numbers mean something that this version does not know.
+    meaning: description by that version (`steering_meaning`). Weights that it lacked are off. Raises ValueError if this
+    version does not know a weight or feature.
     """
     names, network = meaning.get("steering_features"), meaning.get("network")
     if not isinstance(names, list) or any(names.count(name) > 1 or name not in STEERING_FEATURES for name in names):
@@ -147,7 +149,7 @@ def steering_vector(numbers: FloatArray, meaning: Mapping[str, Any]) -> FloatArr
 
 
 def _widened(numbers: FloatArray, network: object) -> FloatArray:
-    """A network [NETWORK_SIZE] by the part of a meaning that describes it. Raises ValueError if that cannot be used."""
+    """Convert a network to [NETWORK_SIZE]. network: its part of a meaning. Raises ValueError if that is unusable."""
     seen = ("job_features", "cluster_features", "context_features")
     parts: list[Any] = [network.get(name, []) for name in seen] if isinstance(network, dict) else [None]
     hidden = network.get("hidden") if isinstance(network, dict) else None
@@ -171,9 +173,9 @@ def save_weights(vector: FloatArray, path: Path) -> None:
 
 
 def load_weights(path: Path) -> FloatArray:
-    """The steering vector [S] of a file: weights, and the network if it has one.
+    """Read the steering vector [S] of a file: weights, and the network if there is one.
 
-    Raises CheckpointError, naming file, line and key, if there is none, or its network is of other features.
+    Raises CheckpointError, naming file, line and key, if the file has no weights, or its network has other features.
     """
     file = read_yaml(path, "index weights", CheckpointError)
     if file.data.get("format") != FORMAT:
@@ -193,7 +195,7 @@ def load_weights(path: Path) -> FloatArray:
 
 
 def _network(file: YamlFile) -> FloatArray:
-    """The network of a file [NETWORK_SIZE], checked."""
+    """Check and return the network [NETWORK_SIZE] of a file."""
     given, place = file.data["network"], file.place(("network",))
     listed = given.get("numbers") if isinstance(given, dict) else None
     numbers = np.array(listed, dtype=object).reshape(-1)
@@ -209,7 +211,7 @@ def _network(file: YamlFile) -> FloatArray:
 
 
 def _number(file: YamlFile, name: str, value: object) -> float:
-    """The value of an entry, checked."""
+    """Check and return the value of an entry."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_WEIGHT:
         place, got = f"{file.place(('weights', name))}: weights.{name}", one_line(repr(value), 60)
         raise CheckpointError(f"{place}: expected a number from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}, got {got}")

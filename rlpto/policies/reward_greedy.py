@@ -1,22 +1,23 @@
-"""Greedy on our own reward, looking a fixed time ahead.
+"""Greedy on this project's reward, looking a fixed time ahead.
 
 Source: this project's reward (`rlpto.core.rewards`), maximised one step ahead by marginal analysis (Fox,
 Management Science 13(3), 1966).
 
-The value of giving a job k GPUs for the next H seconds (the horizon and one rescale delay of that
-job, so that a long delay does not make every start look worthless) is the sum of
+The value of giving a job k GPUs for the next H seconds (the horizon plus one rescale delay of the
+job, or a long delay would make every start look worthless) is the sum of
     accuracy:   + accuracy weight x class weight x share of the accuracy the job can gain in all,
     time:       + worth of an hour x (hours by which it finishes before H + work done, in hours on one GPU), the worth
                 being time weight + shortfall weight x class weight x share of its accuracy that the job misses,
     resources:  - resources weight x k x hours held, at most until it finishes,
-    rescale:    - rescale weight x hours of delay, if k differs from what it holds and it ran before.
+    rescale:    - rescale weight x hours of delay, if k differs from the present GPUs and the job ran before.
 Work is done at the job's speed after any rescale delay, until the job finishes. About the time part:
 in the next H seconds every job that does not finish costs the same with any allocation; an allocation
-changes only how long the job will stay afterwards. That is approximated by the work
-left, counted at the pace of one GPU. Accuracy is taken as linear in progress within H. All values
-are relative to giving the job nothing.
-GPUs go to the largest value per GPU, along the concave hull, until nothing more pays. Where
-nothing pays at all, as with a horizon far below the delays, one job gets its min_gpus: otherwise none would ever train.
+changes only how long the job will stay afterwards. This time is approximated by the remaining work at
+the pace of one GPU. Accuracy is taken as linear in progress within H. All values are relative to giving
+the job nothing.
+GPUs go to the largest value per GPU, along the concave hull, until nothing more pays. If nothing
+pays at all, for example with a horizon far below the delays, one job gets its min_gpus, since otherwise
+no job would ever train.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from rlpto.io.settings import Settings
 from rlpto.policies.greedy import grow, hull_steps
 
 LEAST_WORK = 1e-9
-"""Remaining work below this counts as this."""
+"""Lower limit of remaining work in computations."""
 
 
 class RewardGreedyOptions(Settings):
     """Options of `reward_greedy`."""
 
     weights: RewardWeights = RewardWeights()
-    """Weights of the reward it maximises."""
+    """Weights of the maximised reward."""
     horizon: float = Field(600.0, gt=0)
-    """Seconds ahead that are counted after a rescale, at least the interval between decisions."""
+    """Seconds that count after a rescale, at least the interval between decisions."""
 
 
 class RewardGreedy(BasePolicy[RewardGreedyOptions]):
-    """Steps with the largest expected reward per GPU, as long as that is positive."""
+    """Takes the steps with the largest expected reward per GPU, as long as the reward is positive."""
 
     name = "reward_greedy"
     summary = "one-step greedy on this project's reward, elastic"
@@ -55,7 +56,7 @@ class RewardGreedy(BasePolicy[RewardGreedyOptions]):
     Options = RewardGreedyOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Value every number of GPUs, then climb."""
+        """Compute the value of every number of GPUs, then take the best steps."""
         jobs = state.jobs
         lowest = jobs.min_gpus
         value = expected_reward(jobs, max(self.options.horizon, state.interval), self.options.weights)
@@ -69,9 +70,9 @@ class RewardGreedy(BasePolicy[RewardGreedyOptions]):
 
 
 def expected_reward(jobs: JobTable, horizon: float, weights: RewardWeights) -> FloatArray:
-    """[n, K + 1] value of 0..K GPUs until `horizon` seconds after a rescale, as defined above.
+    """Return the value [n, K + 1] of 0..K GPUs until `horizon` seconds after a rescale, as defined above.
 
-    Relative to no GPUs, which are worth 0; entries beyond max_gpus are 0 and mean nothing.
+    Values are relative to no GPUs, which are worth 0; entries beyond max_gpus are 0 and mean nothing.
     """
     unit = unit_speed(jobs)
     remaining = np.maximum(jobs.remaining, LEAST_WORK)
@@ -96,7 +97,7 @@ def _value(
     horizon: float,
     weights: AnyArray,
 ) -> FloatArray:
-    """Value of every number of GPUs of the jobs in view [n] VIEW up to their max_gpus.
+    """Return the value of every number of GPUs, up to max_gpus, for the jobs in view [n] VIEW.
 
     per_work: [n] reward per unit of work done. per_second: [n] worth of time. weights: [1]
     `rlpto.core.rewards.WEIGHTS`.

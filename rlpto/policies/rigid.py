@@ -1,4 +1,4 @@
-"""Policies that give a job exactly the GPUs it asked for: they differ in which job comes first, and where it goes."""
+"""Policies that give a job exactly its requested GPUs. They differ in the order of jobs and in their placement."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlpto.policies.filling import first_to_reach, fit_in_order, fit_waiting, st
 class Fifo(BasePolicy[OneNodeOptions], StandsUntilEvent):
     """Running jobs keep their GPUs; waiting jobs start in queue order, all or nothing.
 
-    The default of Philly and Slurm-like clusters. Adapted: the queue order, with its priority classes and aging, stands
-    for the order of arrival.
+    The default of Philly and Slurm-like clusters. Adapted: the queue order, with its priority classes and aging,
+    replaces the order of arrival.
     """
 
     name = "fifo"
@@ -51,7 +51,7 @@ class RoundRobin(BasePolicy[BackfillOptions], StandsUntilEvent):
     Options = BackfillOptions
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        self._turn = 0  # number of the node that is next
+        self._turn = 0  # index of the next node
 
     def __call__(self, state: ClusterState) -> Allocation:
         turn = self._turn if self._turn < len(state.shape) else 0
@@ -62,7 +62,7 @@ class RoundRobin(BasePolicy[BackfillOptions], StandsUntilEvent):
 class Sjf(BasePolicy[BackfillOptions], StandsUntilEvent):
     """Running jobs keep their GPUs; waiting jobs start by time on their requested GPUs.
 
-    Adapted: priority classes come before length or, where they weigh, divide it.
+    Adapted: priority classes come before length or, if they are weights, divide it.
     """
 
     name = "sjf"
@@ -80,9 +80,9 @@ class Sjf(BasePolicy[BackfillOptions], StandsUntilEvent):
 class Srtf(BasePolicy[NoOptions], StandsUntilEvent):
     """Jobs in order of remaining time, each with its requested GPUs.
 
-    Adapted: many GPUs, so every job that still fits runs; priority classes come before time or, where they weigh,
-    divide it (Smith, Naval Research Logistics Quarterly 3, 1956: weight over time). It ranks again when a job arrives
-    or finishes, as in the textbook: between those events, running jobs only come nearer to their end.
+    Adapted: there are many GPUs, so every job that still fits runs; priority classes come before time or, if they are
+    weights, divide it (Smith, Naval Research Logistics Quarterly 3, 1956: weight over time). As in the textbook, jobs
+    are ranked when a job arrives or finishes; between these events, running jobs only come nearer to their end.
     """
 
     name = "srtf"
@@ -96,7 +96,7 @@ class Srtf(BasePolicy[NoOptions], StandsUntilEvent):
 
 
 class StandsUntilLimit:
-    """A decision that stands until the first job that got GPUs reaches a limit of attained service, or an event."""
+    """Mixin: a decision is valid until an event, or until the first running job reaches a limit of attained service."""
 
     _until = np.inf
 
@@ -121,8 +121,8 @@ class LasOptions(Settings):
 class Las(BasePolicy[LasOptions], StandsUntilLimit):
     """Jobs by level of attained service, then in queue order; all that still fit run.
 
-    Adapted: attained service is divided into levels, so that jobs with similar service do not alternate at every
-    decision. Priority classes come before levels or, where they weigh, divide the service.
+    Adapted: attained service is divided into levels; otherwise jobs with similar service would alternate at every
+    decision. Priority classes come before levels or, if they are weights, divide the service.
     """
 
     name = "las"
@@ -156,8 +156,8 @@ class Tiresias(BasePolicy[TiresiasOptions], StandsUntilLimit):
     """Discretised 2D-LAS with two queues: the first in order of arrival, the second in order of demotion.
 
     Every decision serves the first queue, then the second; each job that still fits runs on its
-    requested GPUs, the others wait. Adapted: priority classes come before the two queues or, where they weigh, multiply
-    the threshold; without them it is the policy of the Pollux simulator.
+    requested GPUs, the others wait. Adapted: priority classes come before the two queues or, if they are weights,
+    multiply the threshold; without classes it is the policy of the Pollux simulator.
     """
 
     name = "tiresias"
@@ -167,7 +167,7 @@ class Tiresias(BasePolicy[TiresiasOptions], StandsUntilLimit):
     Options = TiresiasOptions
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        self._turn: IntArray = np.zeros(64, dtype=np.int64)  # by job: 0, or its place among the demoted
+        self._turn: IntArray = np.zeros(64, dtype=np.int64)  # by job: place among the demoted jobs, or 0
         self._demoted = 0
         self._until = np.inf
 

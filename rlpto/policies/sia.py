@@ -1,9 +1,9 @@
-"""Sia: every job on the number and kind of GPUs that an integer programme gives it.
+"""Sia: an integer programme chooses every job's GPU type and number of GPUs.
 
-Source: Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023; the
-weights and the rule of restarts are those of its simulator.
-Adapted: a job's restart time is its rescale delay, and its GPU limits are those it was submitted with.
-docs/systems/sia.md says what else differs.
+Source: Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023, with
+the weights and the restart rule of its simulator.
+Adapted: a job's restart time is its rescale delay, and its GPU limits are the limits at submission.
+docs/systems/sia.md lists the other differences.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rlpto.io.settings import Settings
 from rlpto.policies.pollux.policy import restart_factor
 
 LARGEST_COST = 3000.0
-"""Costs are cut off here."""
+"""Upper limit of a job's cost."""
 COST_DIGITS = 2
-"""Decimal places that costs are rounded to."""
+"""Decimal places to which costs are rounded."""
 TIME_LIMIT_S = 2.0
 """Seconds after which the best allocation found so far is taken."""
 GAP = 1e-3
-"""Relative distance from the optimum at which an allocation is good enough: costs are rounded to a tenth of that."""
+"""Relative distance from the optimum at which an allocation is good enough."""
 
 
 class SiaOptions(Settings):
@@ -38,15 +38,15 @@ class SiaOptions(Settings):
     waiting: float = Field(1.1, gt=0)
     """Cost of a job that gets no GPUs; a running one at its slowest costs 1."""
     restart: float | None = Field(None, ge=0)
-    """Seconds that a restart is believed to take; null: each job's own rescale delay."""
+    """Assumed duration of a restart [s]. Default: each job's rescale delay."""
     growth: float = Field(2.0, ge=1)
     """Factor by which a job may hold more GPUs than the most it has held so far; it starts on as few as it can."""
 
 
 class Choices(NamedTuple):
-    """Possible allocations: C pairs of a job and a number of GPUs of one kind.
+    """Possible allocations: C combinations of a job, a GPU type and a number of GPUs.
 
-    row: [C] the job's row. kind: [C] number of the kind. gpus: [C]. cost: [C] of the job with that allocation.
+    row, kind, gpus: [C] the job's row, index of the GPU type, number of GPUs. cost: [C] the job's resulting cost.
     """
 
     row: IntArray
@@ -64,7 +64,8 @@ class Sia(BasePolicy[SiaOptions]):
     Options = SiaOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Jobs that are still starting stay; the others get the programme's allocation, and small jobs make room."""
+        """Keep the GPUs of jobs that are still starting; give the others the programme's allocation, moving small jobs
+        to make room."""
         jobs, shape = state.jobs, state.shape
         held = np.where(shape.offered > 0, state.held_nodes, 0)
         gpus, kind = held.sum(axis=1), kinds_of(held, shape)
@@ -80,7 +81,7 @@ class Sia(BasePolicy[SiaOptions]):
 
 
 def configurations(shape: ClusterShape) -> list[list[int]]:
-    """Numbers of GPUs a job may hold of each kind [G]: powers of two up to a node, then whole nodes that are up."""
+    """Return a job's allowed numbers of GPUs for each GPU type [G]: powers of two up to a node, then whole nodes."""
     sizes, found = shape.kind_sizes, []
     for kind, room in zip(shape.kinds, room_of(shape).tolist(), strict=True):
         size = sizes[kind]
@@ -90,7 +91,8 @@ def configurations(shape: ClusterShape) -> list[list[int]]:
 
 
 def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: BoolArray, options: SiaOptions) -> Choices:
-    """The possible allocations of a state's jobs, with costs. gpus, kind: [n] held now; free: [n] may change."""
+    """Return the possible allocations of a state's jobs, with costs. gpus, kind: [n] number and type of the GPUs held
+    now. free: [n] whether the allocation may change."""
     jobs, shape = state.jobs, state.shape
     most = np.clip((options.growth * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
     speeds, fits = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds]), jobs.fit_on(shape.kinds)
@@ -101,15 +103,15 @@ def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: Bool
     allowed[kind[own], own, gpus[own]] = True
     allowed[:, least, jobs.min_gpus[least]] = True
     if fits is not None:
-        sized = (fits != np.minimum(at, fits[..., -1:])).any(axis=(0, 2))  # other jobs may have all sizes up to a most
+        sized = (fits != np.minimum(at, fits[..., -1:])).any(axis=(0, 2))  # other jobs allow every size up to a maximum
         allowed = (fits == at) & (at > 0) & (allowed | sized[:, None])
-        most = np.maximum(most, np.where(sized, allowed.argmax(axis=2), 0))  # the fewest may be more than elsewhere
+        most = np.maximum(most, np.where(sized, allowed.argmax(axis=2), 0))  # the smallest size depends on the GPU type
     limit = np.minimum(most, room_of(shape)[:, None])
     allowed &= (at >= jobs.min_gpus[:, None]) & (at <= limit[..., None]) & free[:, None]
     of_kind, row, count = np.nonzero(allowed)
     speed, lowest = speeds[of_kind, row, count], np.full(len(jobs), np.inf)
     np.minimum.at(lowest, row, np.where(speed > 0, speed, np.inf))
-    restarts = np.where(gpus > 0, jobs.rescales, 0)  # a job that has lost its GPUs must not wait for ever
+    restarts = np.where(gpus > 0, jobs.rescales, 0)  # so a job that has lost its GPUs does not wait for ever
     seconds = jobs.rescale_delay if options.restart is None else np.full(len(jobs), options.restart)
     age = state.time - jobs.submit_time
     factor = np.where(age <= seconds, 1.0, restart_factor(age, restarts, seconds))
@@ -119,18 +121,18 @@ def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: Bool
 
 
 def costs(value: FloatArray, power: float) -> FloatArray:
-    """[C] value^power, cut off and rounded; value: restart factor x speed-up."""
+    """Return value^power [C], at most LARGEST_COST, rounded. value: restart factor x speed-up."""
     with np.errstate(divide="ignore"):
         cost = np.where(value > 0, value**power, LARGEST_COST)
     return np.asarray(np.round(np.minimum(cost, LARGEST_COST), COST_DIGITS))
 
 
 def solve(choices: Choices, room: IntArray, waiting: float) -> IntArray:
-    """Indices of the choices at least cost: at most one for each job and at most room [G] GPUs of each kind.
+    """Return the indices of the choices with least total cost: at most one per job, and room [G] GPUs of each type.
 
     A job without a choice costs `waiting`. Ties are resolved by the solver (HiGHS), always in the same way.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp  # a third of a second, for this policy alone
+    from scipy.optimize import Bounds, LinearConstraint, milp  # the import takes a third of a second
     from scipy.sparse import csr_array
 
     useful = np.flatnonzero(choices.cost < waiting)
@@ -147,6 +149,6 @@ def solve(choices: Choices, room: IntArray, waiting: float) -> IntArray:
         constraints=[LinearConstraint(once, ub=1), LinearConstraint(within, ub=room)],
         options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": GAP},
     )
-    if found.x is None:  # out of time before anything was found
+    if found.x is None:  # the time limit passed before a solution was found
         return useful[:0]
     return useful[found.x > 0.5]

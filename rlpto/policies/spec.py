@@ -1,8 +1,8 @@
-"""Specs of policies as text, `name` or `name:option=value,...`: the only parser of them.
+"""Parse specs of policies, `name` or `name:option=value,...`.
 
 The name of a user's own policy may be a Python file and a class in it, `my_policy.py:MyPolicy` (`CODE_ENDING`).
 
-`fifo>3600:las>7200:srtf` are policies one after the other: fifo decides first, las from the first decision at or after
+`fifo>3600:las>7200:srtf` is a schedule of policies: fifo decides first, las from the first decision at or after
 3600 s, srtf from 7200 s (`rlpto.policies.switching`).
 
 `index@average:factor=2` is a policy with a provisioner, which decides how many nodes are rented (`rlpto.provisioning`).
@@ -21,7 +21,7 @@ from rlpto.io.reading import one_line
 from rlpto.io.yaml_file import parse_value
 
 UNNAMED = ""
-"""Stands for the name of an option that was given without one, as in `pretrained:synthetic`."""
+"""Key of an option given without a name, as in `pretrained:synthetic`."""
 RUN = "run"
 """Option that names the folder of a training, as in `agent:run=runs/mine`."""
 FILE_ENDINGS = (".yaml", ".yml", ".zip")
@@ -29,9 +29,9 @@ FILE_ENDINGS = (".yaml", ".yml", ".zip")
 CODE_ENDING = ".py"
 """Ending of a file with policies."""
 SWITCH = ">"
-"""Stands before the time of each policy that takes over from the one before."""
+"""Separator before the time of each later policy."""
 PROVISION = "@"
-"""Stands before the provisioner."""
+"""Separator before the provisioner."""
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _NOT_IN_PATHS = set(",>@[]{}")
 
@@ -40,8 +40,8 @@ _NOT_IN_PATHS = set(",>@[]{}")
 class PolicySpec:
     """A requested policy: its name, and its options as written.
 
-    name: of an installed policy, or FILE.py:Class. later: time [s] and spec of the policies that take over from it, in
-    order of time. provisioner: spec of the one that decides how many nodes are rented; None: none is named.
+    name: name of an installed policy, or FILE.py:Class. later: time [s] and spec of each policy that takes over, in
+    order of time. provisioner: spec of the provisioner, which decides how many nodes are rented, if one is named.
     """
 
     name: str
@@ -51,7 +51,7 @@ class PolicySpec:
 
     @property
     def options(self) -> dict[str, object]:
-        """Values of the options, read as YAML. Raises ConfigError for a value that is none."""
+        """Values of the options, read as YAML. Raises ConfigError for invalid YAML."""
         place = f"policy {one_line(self)}: option"
         return {key: text if key in (UNNAMED, RUN) else parse_value(text, f"{place} {key}") for key, text in self.texts}
 
@@ -81,12 +81,12 @@ class PolicySpec:
 
     @property
     def singles(self) -> list[PolicySpec]:
-        """The policies that decide one after the other, each alone."""
+        """The policies of the schedule, each alone."""
         return [self.first, *(spec for _, spec in self.later)]
 
     @property
     def parts(self) -> list[PolicySpec]:
-        """Those, and the provisioner."""
+        """The policies of the schedule, and the provisioner."""
         return self.singles + ([] if self.provisioner is None else [self.provisioner])
 
     @property
@@ -100,7 +100,7 @@ class PolicySpec:
         ]
 
     def with_paths(self, change: Callable[[str], str]) -> PolicySpec:
-        """The spec with `change` applied to every path. Raises ConfigError for a path that no spec can hold."""
+        """Return the spec with `change` applied to every path. Raises ConfigError for a path that no spec can hold."""
 
         def changed(text: str) -> str:
             path = change(text)
@@ -122,7 +122,7 @@ class PolicySpec:
 
 
 def parse_spec(text: str) -> PolicySpec:
-    """A spec from its text; only the first option may have no name.
+    """Parse a spec. Only the first option may have no name.
 
     Raises ConfigError for a spec without a name, for options that are not `key=value`, and for later policies without a
     time or not in order of time.
@@ -137,14 +137,14 @@ def parse_spec(text: str) -> PolicySpec:
 
 
 def parse_provisioner(text: str) -> PolicySpec:
-    """The spec of a provisioner from its text. Raises ConfigError."""
+    """Parse the spec of a provisioner. Raises ConfigError."""
     if not text.strip() or set(text) & {PROVISION, SWITCH}:
         raise ConfigError(f"provisioner {text!r}: expected name or name:option=value,..., such as reactive")
     return _parse_single(text.strip())
 
 
 def parse_switch(part: str) -> tuple[float, PolicySpec]:
-    """Time [s] and policy of `SECONDS:POLICY`. Raises ConfigError for any other form."""
+    """Parse `SECONDS:POLICY` into time [s] and policy. Raises ConfigError for any other form."""
     text, _, policy = part.partition(":")
     try:
         time = float(text)
@@ -156,7 +156,7 @@ def parse_switch(part: str) -> tuple[float, PolicySpec]:
 
 
 def _parse_single(text: str) -> PolicySpec:
-    """The spec of one policy."""
+    """Parse the spec of one policy."""
     name, _, rest = map(str.strip, text.partition(":"))
     if name.endswith(CODE_ENDING):
         kind, _, rest = rest.partition(":")
@@ -177,7 +177,7 @@ def _parse_single(text: str) -> PolicySpec:
 
 
 def split_specs(text: str) -> list[str]:
-    """Texts of comma-separated specs; `a:x=1,y=[2,3],b` holds the two specs `a:x=1,y=[2,3]` and `b`.
+    """Split comma-separated specs; `a:x=1,y=[2,3],b` holds the two specs `a:x=1,y=[2,3]` and `b`.
 
     Raises ConfigError if a spec is empty.
     """
@@ -198,12 +198,12 @@ def policy_label(spec: str) -> str:
 
 
 def _schedule(first: str, later: list[tuple[float, str]]) -> str:
-    """Policies that take over from each other, as text."""
+    """Write a schedule of policies as text."""
     return "".join([first, *(f"{SWITCH}{repr(time).removesuffix('.0')}:{name}" for time, name in later)])
 
 
 def _split(text: str) -> list[str]:
-    """Parts between commas outside brackets."""
+    """Split at commas outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth = max(0, depth + _BRACKETS.get(character, 0))
@@ -215,5 +215,5 @@ def _split(text: str) -> list[str]:
 
 
 def _is_path(key: str, text: str) -> bool:
-    """True for the value of an option that names a file or a run."""
+    """Return whether the value of an option names a file or a run."""
     return key != UNNAMED and (key == RUN or text.endswith(FILE_ENDINGS)) and not set(text) & set("[]{}")

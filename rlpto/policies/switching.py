@@ -1,4 +1,4 @@
-"""One policy after another in the same run: at set times, or on request.
+"""Switch between policies during a run, at set times or on request.
 
 Set times are part of a policy's spec, `fifo>3600:las` (`rlpto.policies.spec`); the spec is the name in tables.
 """
@@ -18,8 +18,8 @@ from rlpto.core.records import PolicySwitches
 class SwitchingPolicy:
     """Delegates to the active policy: `first`, and from each time [s] of `later` the policy listed there.
 
-    name: of the whole, in tables. later: in order of time. The active policy depends on the time alone, so a
-    scheduler that is started again finds the same one. policies: all that decide at some time, in order of time.
+    name: name of the whole schedule in tables. later: in order of time. The active policy depends only on the time, so
+    a restarted scheduler finds the same policy. policies: all policies of the schedule, in order of time.
     """
 
     def __init__(self, name: str, first: Policy, later: Sequence[tuple[float, Policy]] = ()) -> None:
@@ -62,12 +62,12 @@ class SwitchingPolicy:
         return float(min(policy.stands_until(state), following))
 
     def frozen(self) -> SwitchingPolicy:
-        """The same policies at the same times, all without looking ahead."""
+        """Return the schedule with all policies as snapshot policies, which do not look ahead."""
         first, *later = map(frozen, self.policies)
         return SwitchingPolicy(self.name, first, list(zip(self._starts[1:], later, strict=True)))
 
     def switches(self) -> PolicySwitches:
-        """Time of each policy's first decision since the last reset; empty if one policy took all."""
+        """Return the time of each policy's first decision since the last reset; empty if one policy took them all."""
         if len(self._decided) < 2:
             return PolicySwitches()
         return PolicySwitches(
@@ -77,5 +77,5 @@ class SwitchingPolicy:
 
 
 def switching(policy: Policy) -> SwitchingPolicy:
-    """The policy as one that may be switched."""
+    """Return the policy as a SwitchingPolicy."""
     return policy if isinstance(policy, SwitchingPolicy) else SwitchingPolicy(policy.name, policy)

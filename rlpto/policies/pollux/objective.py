@@ -1,22 +1,22 @@
-"""Pollux's objective as a cost per job, in tables that the search looks up, and the numbers of GPUs of least cost.
+"""Pollux's objective as a cost per job, tabulated for the search, and the numbers of GPUs with least total cost.
 
 Pollux maximises the power mean, p = -1, over the n jobs of x = speed-up x share x factor + 1e-3 (Qiao et al., OSDI
-2021, section 4.2, with the constants of its simulator). That is n over the sum of the costs 1 / x, so that the sum is
-minimised, job by job: a job without GPUs costs 1000, one with its fair share of 64 GPUs on 16 nodes about 4.
+2021, section 4.2, with the constants of its simulator). The mean is n over the sum of the costs 1 / x, so the sum is
+minimised: a job without GPUs costs 1000, a job with its fair share of 64 GPUs on 16 nodes about 4.
 
-share: fraction of the cluster that one GPU is, times the number of nodes: 16/64 in that simulator, N / G on N nodes
+share: one GPU's fraction of the cluster, times the number of nodes: 16/64 in Pollux's simulator, N / G on N nodes
 with G GPUs.
-factor: share of the job's pace left by a restart, for a row that differs from the present one; 1 for a row that stays.
+factor: share of the job's pace left by a restart, for a row that differs from the present row; 1 for a row that stays.
 
 Numbers of GPUs for jobs come from a multiple-choice knapsack, which dynamic programming solves exactly: every job takes
-one option, a number of GPUs with its cost, and all together stay within capacity. Placement is left out here, so that
-the least sum over all jobs is a lower bound of what any placement costs.
+one option, a number of GPUs with its cost, and all together stay within capacity. Placement is ignored here, so the
+least sum over all jobs is a lower bound on the cost of any placement.
 
-Large problems are made small before they are solved, without losing the optimum: at a price of a GPU every job's best
-option is known, and the price at which jobs take about the capacity gives a solution and, by the Lagrangian of the
-capacity, a lower bound; an option that is worse at that price by more than the two differ is part of no optimum
-(reduced-cost fixing; Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, chapter 11). Usually one to three options
-a job are left.
+Large problems are reduced before they are solved, without losing the optimum. At a given price of a GPU every job's
+best option is known. The price at which jobs take about the capacity gives a solution and, by the Lagrangian of the
+capacity, a lower bound; if an option is worse at this price by more than the difference of the two, no optimum contains
+it (reduced-cost fixing; Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, chapter 11). Usually one to three
+options a job are left.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 
 SMALLEST = 1e-3
-"""Added to every job's x, so that a job without GPUs costs 1000 rather than everything."""
+"""Added to every job's x: a job without GPUs then costs 1000 instead of infinity."""
 NO_GPUS_COST = 1 / SMALLEST
 """Cost of a job without GPUs."""
 MAX_NODES = 16
 """Largest number of nodes that a job may span."""
 _IDLE_COST = NO_GPUS_COST * (1 + 1e-9)
-"""The same in the search: if factor 0 makes GPUs worthless, using them is still better than leaving them idle."""
+"""Cost of a job without GPUs in the search. Slightly larger, to prefer using GPUs that factor 0 makes worthless over
+leaving them idle."""
 FIX_FROM = 100_000
 """Additions of a dynamic programme (options x capacity) above which options are fixed first."""
 MOST_ADDITIONS = 20_000_000
-"""Additions allowed after fixing. Beyond that the worst options are dropped too, possibly with the optimum."""
+"""Additions allowed after fixing. Beyond this limit the worst options are dropped too, possibly with the optimum."""
 SMALLEST_GAP = 1e-6
 """Gap in cost below which no options are left out."""
 
 
 class Rows(NamedTuple):
-    """The rows of n jobs in a placement, few entries each.
+    """The rows of n jobs in a placement, stored sparsely.
 
-    node, gpus: [n, MAX_NODES] nodes on which a job holds GPUs, and how many there. spans: [n] number of those nodes.
+    node, gpus: [n, MAX_NODES] nodes on which a job holds GPUs, and their number there. spans: [n] number of nodes.
     """
 
     node: IntArray
@@ -58,7 +59,7 @@ class Rows(NamedTuple):
 class Costs(NamedTuple):
     """Costs of all choices, for n jobs on N nodes with at most K GPUs in all.
 
-    moved: [n, 2, K + 1] cost of 0..K GPUs on one node, and on several, in a row that differs from the present one;
+    moved: [n, 2, K + 1] cost of 0..K GPUs on one node, and on several, in a row that differs from the present row;
     infinite for numbers that a job cannot have, undefined above `most`.
     kept: [n] cost of the present row; infinite if there is none or it may not stay.
     held: present rows, empty if they may not stay. total: [n] GPUs held now. least, most: [n] GPUs a job may have.
@@ -76,7 +77,7 @@ class Costs(NamedTuple):
 
 @njit()
 def empty_rows(jobs: int) -> Rows:
-    """Rows of jobs that hold nothing."""
+    """Return rows of jobs without GPUs."""
     shape = (jobs, MAX_NODES)
     return Rows(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64), np.zeros(jobs, dtype=np.int64))
 
@@ -85,7 +86,7 @@ def empty_rows(jobs: int) -> Rows:
 def tabulate(
     speedup: FloatArray, held: IntArray, factor: FloatArray, least: IntArray, most: IntArray, size: IntArray
 ) -> Costs:
-    """The costs of all choices; arguments as in `rlpto.policies.pollux.search.search`."""
+    """Return the costs of all choices. The arguments are explained in `rlpto.policies.pollux.search.search`."""
     n, top = len(speedup), speedup.shape[2] - 1
     reach = np.sort(size)[::-1][:MAX_NODES].sum()
     highest = np.minimum(np.minimum(most, reach), top)
@@ -96,7 +97,7 @@ def tabulate(
 
 @kernel()
 def share_of(size: IntArray) -> float:
-    """N / G for nodes with size [N] GPUs; those without any count for nothing."""
+    """Return N / G for nodes with size [N] GPUs. Nodes without GPUs do not count."""
     nodes, gpus = 0, 0
     for node in range(len(size)):
         nodes += size[node] > 0
@@ -130,7 +131,7 @@ def _fill(speedup: FloatArray, factor: FloatArray, held: IntArray, share: float,
 
 @kernel()
 def cost_of(costs: Costs, job: int, rows: Rows) -> float:
-    """Cost of a job's row."""
+    """Return the cost of a job's row."""
     gpus, spans = 0, rows.spans[job]
     same = 0 < spans == costs.held.spans[job]
     for i in range(spans):
@@ -144,7 +145,7 @@ def cost_of(costs: Costs, job: int, rows: Rows) -> float:
 
 
 def power_mean(speedup: FloatArray, held: IntArray, factor: FloatArray, placement: IntArray, size: IntArray) -> float:
-    """Pollux's objective, to be maximised, of placement [n, N]; the other arguments as in `search`."""
+    """Return Pollux's objective, to be maximised, for placement [n, N]. `search` explains the other arguments."""
     gpus, nodes = placement.sum(axis=1), (placement > 0).sum(axis=1)
     same: BoolArray = (placement == held).all(axis=1)
     gained = speedup[np.arange(len(gpus)), np.clip(nodes, 1, 2) - 1, gpus] * (gpus > 0)
@@ -155,9 +156,9 @@ def power_mean(speedup: FloatArray, held: IntArray, factor: FloatArray, placemen
 class Counting(NamedTuple):
     """The options of up to n jobs, and room to solve for them.
 
-    first: [n + 1] where each job's options begin. charge, gpus: [options] what an option takes of the capacity, and the
-    GPUs it gives. cost: [options]. chosen: [n] option of each job. several: [n] jobs with more than one option.
-    table: [n + 1, K + 1] least cost of the first of these within a capacity. price: [1] of a GPU in the last problem.
+    first: [n + 1] index of each job's first option. charge, gpus: [options] capacity that an option uses, and GPUs that
+    it gives. cost: [options]. chosen: [n] option of each job. several: [n] jobs with more than one option. table:
+    [n + 1, K + 1] least cost of the first `several` jobs within a capacity. price: [1] of a GPU in the last problem.
     """
 
     first: IntArray
@@ -172,7 +173,7 @@ class Counting(NamedTuple):
 
 @njit()
 def make_counting(costs: Costs, capacity: int) -> Counting:
-    """Arrays for all jobs at once, with at most `capacity` GPUs."""
+    """Return arrays for all jobs at once, with at most `capacity` GPUs."""
     n = len(costs.kept)
     options = np.minimum(costs.most, capacity).sum() + n
     return Counting(
@@ -191,9 +192,9 @@ def make_counting(costs: Costs, capacity: int) -> Counting:
 def count_gpus(
     costs: Costs, jobs: IntArray, stay: BoolArray, capacity: int, whole: bool, c: Counting, gpus: IntArray
 ) -> float:
-    """Fill gpus [m] of jobs [m] within capacity, at the least sum of costs, which is returned.
+    """Fill gpus [m] of jobs [m] within capacity with the least sum of costs, and return this sum.
 
-    stay: [m] whether a job may choose its present row. whole: charge a job that needs several nodes for whole ones,
+    stay: [m] whether a job may choose its present row. whole: charge a job that needs several nodes for whole nodes,
     as if no other job could use the rest.
     """
     _list_options(costs, jobs, stay, capacity, whole, c)
@@ -208,7 +209,7 @@ def count_gpus(
 
 @kernel()
 def _list_options(costs: Costs, jobs: IntArray, stay: BoolArray, capacity: int, whole: bool, c: Counting) -> None:
-    """Fill the options that cost less than all with fewer GPUs."""
+    """Fill in the options that cost less than every option with fewer GPUs."""
     at = 0
     for i in range(len(jobs)):
         job = jobs[i]
@@ -227,7 +228,7 @@ def _list_options(costs: Costs, jobs: IntArray, stay: BoolArray, capacity: int, 
                     if charge > capacity:
                         break
                 best = cost
-                at += charge > c.charge[at]  # else the option takes the place of one that takes as much
+                at += charge > c.charge[at]  # else the option replaces another with the same charge
                 c.charge[at], c.gpus[at], c.cost[at] = charge, gpus, cost
         at += 1
     c.first[len(jobs)] = at
@@ -235,7 +236,7 @@ def _list_options(costs: Costs, jobs: IntArray, stay: BoolArray, capacity: int, 
 
 @kernel()
 def _fix(m: int, capacity: int, c: Counting) -> None:
-    """Leave out what cannot be part of an optimum, and more if that is still too much to solve."""
+    """Drop the options that cannot be part of an optimum, and more if the problem is still too large."""
     price, gap = _price(m, capacity, c)
     c.price[0] = price
     while True:
@@ -247,10 +248,11 @@ def _fix(m: int, capacity: int, c: Counting) -> None:
 
 @kernel()
 def _price(m: int, capacity: int, c: Counting) -> tuple[float, float]:
-    """The price of a GPU at which jobs take about the capacity, and what a solution at that price may lack.
+    """Return the price of a GPU at which jobs take about the capacity, and a bound on the excess cost of the solution
+    at this price.
 
-    Between a solution that takes too few GPUs and one that takes too many lies the price at which both are worth the
-    same; what is best there replaces one of them, until nothing is better.
+    Start with a solution that takes too few GPUs and another that takes too many. At the price that makes both equally
+    good, the best solution replaces one of the two, until no solution is better than both.
     """
     few, dear = 0, 0.0
     for i in range(m):
@@ -277,7 +279,7 @@ def _price(m: int, capacity: int, c: Counting) -> tuple[float, float]:
 
 @kernel()
 def _best_at(m: int, price: float, c: Counting) -> tuple[int, float]:
-    """GPUs that all jobs take, and the sum of their costs, if each takes its best option at a price of a GPU."""
+    """Return the GPUs that all jobs take, and the sum of their costs, if each takes its best option at a GPU price."""
     used, total = 0, 0.0
     for i in range(m):
         best, least = c.first[i], c.cost[c.first[i]]
@@ -292,14 +294,14 @@ def _best_at(m: int, price: float, c: Counting) -> tuple[int, float]:
 
 @kernel()
 def _drop(m: int, price: float, gap: float, c: Counting) -> int:
-    """Leave out options that are worse than the best by more than gap at this price; how many choices are left."""
+    """Drop options that are worse than the best by more than gap at this price. Return the number of choices left."""
     at, choices = 0, 0
     for i in range(m):
         start, stop = c.first[i], c.first[i + 1]
         best = np.inf
         for option in range(start, stop):
             best = min(best, c.cost[option] + price * c.charge[option])
-        allowed = best + gap + 1e-9 * best  # rounding leaves out nothing
+        allowed = best + gap + 1e-9 * best  # tolerance for rounding
         c.first[i] = at
         for option in range(start, stop):
             if c.cost[option] + price * c.charge[option] <= allowed:
@@ -313,7 +315,7 @@ def _drop(m: int, price: float, gap: float, c: Counting) -> int:
 
 @kernel()
 def _solve(m: int, capacity: int, c: Counting) -> float:
-    """Choose the options of least cost within capacity; their sum."""
+    """Choose the options with least total cost within capacity, and return this cost."""
     total, rows, most = 0.0, 0, 0
     for i in range(m):
         if c.first[i + 1] - c.first[i] == 1:

@@ -1,10 +1,10 @@
 """Pollux: power mean of the jobs' speed-ups over a fair share, with a factor for restarts.
 
 Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021,
-section 4.2, with the constants of its simulator; thresholds of utility from AdaptDL, the system it is part of.
-Adapted: the objective is optimised by dynamic programming and neighbourhood search (`search.py`) instead of a
-genetic search, which finds better allocations in a thousandth of the time. A job's own rescale delay stands where the
-original has 30 s for all. min_gpus of a job are given whole or not at all, and to begin with.
+section 4.2, with the constants of its simulator; thresholds of utility from AdaptDL, which contains Pollux.
+Adapted: dynamic programming and neighbourhood search (`search.py`) replace the genetic search, and find better
+allocations in a thousandth of the time. A job's rescale delay replaces the original's 30 s for all jobs. A job starts
+with its min_gpus or not at all.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class PolluxOptions(Settings):
     steps: int = Field(400, ge=0, le=100_000)
     """Steps of the neighbourhood search after the first solution; 400 take 1 ms for 30 jobs on 64 GPUs."""
     favour: Literal["none", "attained", "remaining"] = "none"
-    """Not Pollux's own: jobs with few GPU-seconds attained, or remaining on one GPU, count for more, by the root of
-    those."""
+    """Not part of Pollux: weight jobs by 1 / root of the GPU-seconds attained, or remaining on one GPU, so jobs with
+    few of them count more."""
     min_util: float | None = Field(None, gt=0, le=1)
-    """Least utility, pace per GPU relative to one GPU alone, below which fewer nodes are used. Without it only jobs
+    """Least utility (pace per GPU relative to one GPU alone), below which fewer nodes are used. Without it only jobs
     of the efficiency metric have thresholds, .60 and .90, each for itself."""
     max_util: float | None = Field(None, gt=0, le=1)
-    """Most utility; where fewer nodes are used, it is brought near the middle of the two."""
+    """Most utility. If fewer nodes are used, utility is brought near the middle of the two."""
 
     @model_validator(mode="after")
     def _make_a_band(self) -> Self:
@@ -51,18 +51,18 @@ class PolluxOptions(Settings):
 
     @property
     def band(self) -> UtilityBand | None:
-        """Thresholds of utility, if there are any."""
+        """Thresholds of utility, or None."""
         if self.min_util is None or self.max_util is None:
             return None
         return UtilityBand(self.min_util, self.max_util)
 
 
 SHORTEST_S = 600.0
-"""Added to the GPU-seconds by which jobs are favoured, so that new ones are not worth everything."""
+"""Added to the GPU-seconds by which jobs are weighted, to limit the weight of new jobs."""
 
 
 class Pollux(BasePolicy[PolluxOptions]):
-    """GPUs on nodes such that the power mean (p = -1) of speed-ups is largest; knows no remaining work."""
+    """Places GPUs to maximise the power mean (p = -1) of speed-ups; knows no remaining work."""
 
     name = "pollux"
     summary = "power mean of speed-ups over a fair share, restarts counted, with placement; knows no remaining work"
@@ -92,11 +92,11 @@ class Pollux(BasePolicy[PolluxOptions]):
         found: dict[int, IntArray] = {}
 
         def utility_on(nodes: int) -> float:
-            """Speed-up per GPU of the best placement on the first `nodes` nodes that are up; the placement is kept."""
+            """Return the speed-up per GPU of the best placement on the first `nodes` nodes that are up. Stores it."""
             first = np.zeros_like(size)
             first[usable[:nodes]] = size[usable[:nodes]]
             found[nodes] = search(*problem, first, self.options.steps, seed)
-            # Nodes that idle count as lost.
+            # GPUs of idle nodes count too.
             return float(speedups_over_one(jobs, found[nodes]).sum()) / max(int(first.sum()), 1)
 
         if band is None:
@@ -108,9 +108,9 @@ class Pollux(BasePolicy[PolluxOptions]):
 
 
 def most_gpus(jobs: JobTable) -> IntArray:
-    """[n] max_gpus of each job; of the efficiency metric, what its thresholds ask for, if that is fewer.
+    """Return max_gpus [n] of each job; for the efficiency metric at most the GPUs that its thresholds allow.
 
-    Utility is pace per GPU relative to one GPU, or to one of min_gpus GPUs, in the present epoch, on packed GPUs.
+    Utility is pace per GPU relative to pace per GPU on min_gpus (at least 1) GPUs, in the present epoch, when packed.
     """
     most = jobs.max_gpus.copy()
     rows = np.flatnonzero(jobs.metric == METRIC_NAMES.index("efficiency"))
@@ -124,9 +124,9 @@ def most_gpus(jobs: JobTable) -> IntArray:
 
 
 def speedups(jobs: JobTable, capacity: int) -> FloatArray:
-    """[n, 2, K + 1] pace on one node and on several, relative to a fair share of `capacity`, rounded up, on one node.
+    """Return the pace [n, 2, K + 1] on one node and on several, relative to a fair share of `capacity` on one node.
 
-    A job that has no pace there, because its batch is too small for that number, is compared with its best on fewer.
+    The fair share is rounded up. If a job's batch is too small for it, the base is its best pace on fewer GPUs.
     """
     one, several = jobs.speed_on(1), jobs.speed_on(2)
     fair = min(-(-capacity // len(jobs)), one.shape[1] - 1)
@@ -137,7 +137,7 @@ def speedups(jobs: JobTable, capacity: int) -> FloatArray:
 
 
 def weights(jobs: JobTable, favour: Literal["none", "attained", "remaining"]) -> FloatArray:
-    """[n] weights of jobs' costs: 1 / root of GPU-seconds attained or remaining, relative to the geometric mean."""
+    """Return the weights [n] of jobs' costs: 1 / root of GPU-seconds attained or remaining, over the geometric mean."""
     if favour == "none":
         return np.ones(len(jobs))
     seconds = jobs.attained_service if favour == "attained" else jobs.remaining_time(jobs.min_gpus) * jobs.min_gpus
@@ -146,16 +146,16 @@ def weights(jobs: JobTable, favour: Literal["none", "attained", "remaining"]) ->
 
 
 def restart_factor(age: FloatArray, restarts: IntArray, delay: FloatArray) -> FloatArray:
-    """[n] share of a job's pace that counts if it is restarted: the share of its life so far left for training.
+    """Return the factor [n] on a job's pace if it is restarted: the share of its lifetime left for training.
 
-    age: [n] seconds since submission. restarts: [n] so far, the first start not counted. delay: [n] seconds of each.
+    age: [n] seconds since submission. restarts: [n] so far, without the first start. delay: [n] seconds per restart.
     """
     lifetime = age + delay
     return np.where(lifetime > 0, np.maximum(age - restarts * delay, 0) / np.maximum(lifetime, 1e-9), 1.0)
 
 
 def speedups_over_one(jobs: JobTable, placement: IntArray) -> FloatArray:
-    """[n] pace of a placement [n, N] relative to one GPU, or to one of min_gpus GPUs; 0 for jobs without GPUs."""
+    """Return the pace [n] of a placement [n, N], relative to pace per GPU on min_gpus (at least 1); 0 without GPUs."""
     rows, gpus = np.arange(len(jobs)), placement.sum(axis=1)
     least = np.maximum(jobs.min_gpus, 1)
     one, several = jobs.speed_on(1), jobs.speed_on(2)
@@ -165,10 +165,11 @@ def speedups_over_one(jobs: JobTable, placement: IntArray) -> FloatArray:
 
 
 def desired_nodes(utility_on: Callable[[int], float], nodes: int, band: UtilityBand, least: int = 1) -> int:
-    """Nodes to use, of least..nodes: all if utility is in the band there, else the number nearest the band's middle.
+    """Return the number of nodes to use, of least..nodes: all if utility reaches the band there, else the number at
+    which utility is nearest the band's middle.
 
-    utility_on: utility with the best allocation on a number of nodes. It falls with more nodes, and a binary search
-    calls it. If even the least number stays below the band, that is the answer. Higher thresholds never give more
+    utility_on: returns utility with the best allocation on a number of nodes. It falls with more nodes and is called by
+    a binary search. If even `least` nodes stay below the band, the answer is `least`. Higher thresholds never give more
     nodes, for any utility_on. After AdaptDL's `_desired_nodes`, which picks among the results of a genetic search.
     """
     if utility_on(nodes) >= band.min_util or nodes <= least:

@@ -1,14 +1,14 @@
-"""Pollux's objective optimised by exact dynamic programming and neighbourhood search, instead of a genetic search.
+"""Optimise Pollux's objective by exact dynamic programming and neighbourhood search, instead of a genetic search.
 
 The objective is a sum of costs of jobs, which dynamic programming minimises exactly over the numbers of GPUs
-(`objective.py`); placing those numbers on nodes may fail, because free GPUs are fragmented and rows that could stay
-block others. So a search follows: free the jobs on some nodes and some waiting jobs, solve for them alone, place them,
-and keep the result unless it is worse.
+(`objective.py`). Placing these numbers on nodes may fail, because free GPUs are fragmented and rows that stay block
+others. A neighbourhood search therefore follows: free the jobs on some nodes and some waiting jobs, solve for them
+alone, place them, and keep the result unless it is worse.
 
-Placing has at most one job that spans several nodes on each node. Rows that stay as they are come first, then jobs by
-falling number of GPUs. A job that fits on one node goes to the node where it leaves the fewest free GPUs. A larger one
+A node has at most one job that spans several nodes. Unchanged rows are placed first, then jobs by
+falling number of GPUs. A job that fits on one node goes to the node where it leaves the fewest free GPUs. A larger job
 takes nodes without a spanning job, most free GPUs first, and puts its last GPUs on the node that fits them best. If a
-job's number does not fit, it gets the best number that does.
+job's number does not fit, it gets the best number that fits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlpto.policies.pollux.objective import (
 )
 
 MOST_FREED_NODES = 4
-"""Nodes whose jobs are freed in a step, at most."""
+"""Largest number of nodes whose jobs are freed in a step."""
 FREE_ALL = 0.15
 """Share of the steps that free all jobs."""
 FREE_WAITING = 0.5
@@ -41,16 +41,16 @@ FREE_WAITING = 0.5
 MOVING_STEPS = 0.4
 """Share of the steps that forbid some of the freed jobs to stay as they are."""
 MOVED = 0.3
-"""Share of the freed jobs that are forbidden to, in these steps."""
+"""Share of the freed jobs that may not keep their rows, in these steps."""
 WHOLE_STEPS = 0.1
-"""Share of the steps that charge jobs on several nodes for whole ones."""
+"""Share of the steps that charge jobs on several nodes for whole nodes."""
 
 
 class Placed(NamedTuple):
-    """A placement, and facts derived from it.
+    """A placement, and arrays derived from it.
 
-    rows: of every job. free: [N] GPUs left. spread: [N] whether a job that spans several nodes is there.
-    sizes, order: [G + 2], [n] to sort.
+    rows: rows of all jobs. free: [N] free GPUs. spread: [N] whether a job on the node spans several nodes.
+    sizes, order: [G + 2], [n] memory for sorting.
     """
 
     rows: Rows
@@ -62,7 +62,7 @@ class Placed(NamedTuple):
 
 @njit()
 def empty_placement(jobs: int, size: IntArray) -> Placed:
-    """No job has GPUs on nodes with size [N]."""
+    """Return a placement without GPUs for any job, on nodes with size [N]."""
     return Placed(
         empty_rows(jobs),
         size.copy(),
@@ -74,7 +74,7 @@ def empty_placement(jobs: int, size: IntArray) -> Placed:
 
 @kernel()
 def release(job: int, placed: Placed) -> None:
-    """Free what a job holds."""
+    """Free the GPUs of a job."""
     rows = placed.rows
     spans = rows.spans[job]
     for i in range(spans):
@@ -86,7 +86,7 @@ def release(job: int, placed: Placed) -> None:
 
 @kernel()
 def put(job: int, source: Rows, at: int, placed: Placed) -> bool:
-    """Give a job without GPUs the row `at` of others, if that is allowed."""
+    """Give a job without GPUs the row `at` of `source` if it fits, and return whether it does."""
     rows, spans = placed.rows, source.spans[at]
     for i in range(spans):
         node = source.node[at, i]
@@ -104,7 +104,7 @@ def put(job: int, source: Rows, at: int, placed: Placed) -> bool:
 
 @kernel()
 def copy_row(job: int, rows: Rows, target: Rows, at: int) -> None:
-    """Make row `at` of target that of a job."""
+    """Copy the row of a job to row `at` of target."""
     target.spans[at] = rows.spans[job]
     for i in range(rows.spans[job]):
         target.node[at, i], target.gpus[at, i] = rows.node[job, i], rows.gpus[job, i]
@@ -112,9 +112,8 @@ def copy_row(job: int, rows: Rows, target: Rows, at: int) -> None:
 
 @kernel()
 def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed: Placed) -> None:
-    """Place jobs [m], which hold nothing, with gpus [m]; in the present row where it may stay [m] and that is as good.
-
-    gpus is used up.
+    """Place jobs [m], which hold no GPUs, with gpus [m]; in the present row if the job may stay [m] and this is as
+    good. gpus is overwritten.
     """
     sizes, order, m = placed.sizes, placed.order, len(jobs)
     sizes[:] = 0
@@ -126,7 +125,7 @@ def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed:
                 gpus[i] = 0
         sizes[gpus[i]] += 1
     waiting, last = sizes[0], m
-    for count in range(len(sizes)):  # where jobs with this number begin, the largest first
+    for count in range(len(sizes)):  # start of the jobs with this number, the largest first
         last -= sizes[count]
         sizes[count] = last
     for i in range(m):
@@ -139,7 +138,7 @@ def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed:
 
 @kernel()
 def _place_new(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
-    """Give a job its number of GPUs, or the best number that there is room for."""
+    """Give a job its number of GPUs, or the best number that fits."""
     free, rows, one = placed.free, placed.rows, costs.moved[job, 0]
     best = _best_fit(gpus, free)
     if best < 0:
@@ -162,7 +161,7 @@ def _place_new(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
 
 @kernel()
 def _best_fit(gpus: int, free: IntArray) -> int:
-    """The first node with the fewest free GPUs among those with enough, or -1."""
+    """Return the node with the fewest free GPUs, the first of equals, among nodes with enough GPUs, or -1."""
     best = -1
     for node in range(len(free)):
         if free[node] >= gpus and (best < 0 or free[node] < free[best]):
@@ -174,7 +173,7 @@ def _best_fit(gpus: int, free: IntArray) -> int:
 
 @kernel()
 def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
-    """Place a job on several nodes with at most the given GPUs; returns the cost, infinity if impossible."""
+    """Place a job on several nodes with at most the given GPUs. Return the cost, infinity if impossible."""
     several, free, rows = costs.moved[job, 1], placed.free, placed.rows
     missing, spans = gpus, 0
     while missing > 0 and spans < MAX_NODES:
@@ -202,7 +201,7 @@ def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
             placed.spread[node] = False
             spans -= 1
     rows.spans[job] = spans
-    if spans == 1:  # a job that found little room ends up with few GPUs: it is not on several nodes
+    if spans == 1:  # a job that found little room ended up on a single node
         placed.spread[rows.node[job, 0]] = False
         return float(costs.moved[job, 0, best])
     return float(several[best] if best > 0 else np.inf)
@@ -210,7 +209,7 @@ def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
 
 @kernel()
 def _next_node(missing: int, placed: Placed) -> int:
-    """The node without a spanning job that fits the missing GPUs best, else the one with the most free, or -1."""
+    """Return the node without a spanning job that fits the missing GPUs best, else has most free GPUs, or -1."""
     free, best = placed.free, -1
     for node in range(len(free)):
         if placed.spread[node] or free[node] == 0:
@@ -229,9 +228,9 @@ def _next_node(missing: int, placed: Placed) -> int:
 class _Search(NamedTuple):
     """The working state of the search.
 
-    cost: [n] cost of every job's row. order: [n] jobs in order of service. freed: [n] jobs of a step, gpus, stay: [n]
-    their GPUs, and whether they may keep their row. before: their rows before the step. free: [n] by job, whether it is
-    freed. near: [N] nodes whose jobs are.
+    cost: [n] cost of every job's row. order: [n] jobs in order of service. freed: [n] jobs freed in a step. gpus, stay:
+    [n] GPUs of these jobs, and whether they may keep their rows. before: their rows before the step. free: [n] whether
+    each job is freed. near: [N] whether each node's jobs are freed.
     """
 
     cost: FloatArray
@@ -257,13 +256,13 @@ def search(
     steps: int,
     seed: int,
 ) -> IntArray:
-    """Placement [n, N] of n jobs on N nodes that is never worse than leaving all as it is; deterministic.
+    """Return a placement [n, N] of n jobs on N nodes that is never worse than the present placement; deterministic.
 
     speedup: [n, 2, K + 1] pace with 0..K GPUs on one node, and on several, relative to a fair share of the cluster.
-    held: [n, N] present placement. factor: [n] what of the pace counts in a row that differs from the present one.
-    weight: [n] of every job's cost; 1 in Pollux.
-    least, most: [n] GPUs a job may have, if any. order: [n] jobs by attained service: of present rows on several nodes
-    that share a node the first stays. size: [N] GPUs of each node, 0 where it is down. steps: of the neighbourhood.
+    held: [n, N] present placement. factor: [n] factor on pace in a row that differs from the present row.
+    weight: [n] weight of every job's cost; 1 in Pollux. least, most: [n] limits of a job's GPUs, unless it gets none.
+    order: [n] jobs by attained service; if present rows on several nodes share a node, the first job's row stays.
+    size: [N] GPUs of each node, 0 while it is down. steps: steps of the neighbourhood search.
     """
     n = len(factor)
     costs = tabulate(speedup, held, factor, least, most, size)
@@ -295,9 +294,9 @@ def search(
 def least_cost(
     speedup: FloatArray, held: IntArray, factor: FloatArray, least: IntArray, most: IntArray, size: IntArray
 ) -> float:
-    """A lower bound of the sum of costs: the least sum if any job may have its GPUs on one node or on several.
+    """Return a lower bound on the sum of costs: the least sum if any job may have its GPUs on one node or on several.
 
-    The arguments are those of `search`; n over it bounds the power mean from above.
+    `search` explains the arguments. n over this sum bounds the power mean from above.
     """
     n = len(factor)
     costs = tabulate(speedup, held, factor, least, most, size)
@@ -327,7 +326,7 @@ def _run(costs: Costs, counting: Counting, placed: Placed, s: _Search, steps: in
 
 @kernel()
 def _choose(placed: Placed, s: _Search, seed: int, step: int) -> int:
-    """Choose the jobs of a step; returns how many random numbers were used."""
+    """Choose the jobs of a step, and return the number of random numbers used."""
     rows, n, nodes = placed.rows, len(s.free), len(s.near)
     if uniform(seed, step, 0) < FREE_ALL:
         s.free[:] = True
@@ -349,7 +348,7 @@ def _choose(placed: Placed, s: _Search, seed: int, step: int) -> int:
 
 @kernel()
 def _rearrange(costs: Costs, counting: Counting, placed: Placed, s: _Search, whole: bool) -> None:
-    """Solve for the freed jobs alone and place them; undone if that is worse."""
+    """Solve for the freed jobs alone and place them; undo this if the result is worse."""
     m, before = 0, 0.0
     for job in s.order:
         if s.free[job]:
