@@ -1,1 +1,1 @@
-"""Where jobs come from: traces, a synthetic generator, windows."""
+"""Sources of jobs: traces, a synthetic generator, windows."""

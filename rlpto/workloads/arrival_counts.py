@@ -1,4 +1,4 @@
-"""Counts of arrivals per interval: of the jobs of a trace, or from a CSV of counts."""
+"""Count arrivals per interval, from the jobs of a trace or a CSV of counts."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def error_named(prefix: str) -> Iterator[None]:
 def read_series(
     path: Path, every: str, end: str | None = None, time: str = "time", value: str | None = None
 ) -> TimeSeries:
-    """Jobs per interval of a trace or, with the name of a column of counts, what a CSV counts. Raises RlptoError.
+    """Read the jobs per interval of a trace or, if `value` is given, the counts in a CSV. Raises RlptoError.
 
-    every: length of an interval. end: a day, a share or `train`, before which to stop. time, value: columns of a CSV.
+    every: length of an interval. end: a day, a share or `train`, before which to stop. time, value: columns of a CSV
+    with times and counts.
     """
     with error_named("--every"):
         step = seconds(every)
@@ -49,9 +50,10 @@ def read_series(
 
 
 def read_demand(path: Path, end: str | None = None, start: str | None = None) -> tuple[FloatArray, float]:
-    """Counts [T, 2] of jobs and the GPUs they ask for in every minute of a trace, and the local time [s] of the first.
+    """Return the counts [T, 2] of jobs and requested GPUs in every minute of a trace, and the first minute's local
+    time [s].
 
-    start: a day before which jobs are left out. end: as for `read_series`. Raises RlptoError.
+    start: a day; earlier jobs are left out. end: a day, a share or `train`, before which to stop. Raises RlptoError.
     """
     trace = read_any(path)
     jobs, gpus = arrivals_per_interval(trace, 60.0), arrivals_per_interval(trace, 60.0, trace.gpus)
@@ -67,10 +69,10 @@ def read_demand(path: Path, end: str | None = None, start: str | None = None) ->
 
 
 def arrivals_per_interval(trace: Trace, step: float, weights: IntArray | None = None) -> TimeSeries:
-    """Jobs of a trace, or the sums of their weights, in intervals of `step` seconds, from the first job to the last.
+    """Count the jobs of a trace, or sum their weights, in intervals of `step` seconds from the first job to the last.
 
-    Intervals begin at multiples of the step since midnight, as clocks show them; without local times, second 0 is
-    taken for a Monday's midnight. Raises TraceError without jobs.
+    Intervals begin at multiples of the step since local midnight; without local times, second 0 is taken for a
+    Monday's midnight. Raises TraceError without jobs.
     """
     origin = trace.origin
     midnight = MONDAY if origin is None else local_seconds(origin.normalize())
@@ -85,7 +87,7 @@ def arrivals_per_interval(trace: Trace, step: float, weights: IntArray | None = 
 
 
 def _end(text: str) -> datetime | float:
-    """A day, or a share of the time covered. Raises ConfigError."""
+    """Parse a day, or a share of the covered time. Raises ConfigError."""
     if text == "train":
         return WindowSettings().train
     if re.fullmatch(r"\d+(\.\d+)?%", text) and 0 < float(text[:-1]) <= 100:
@@ -101,7 +103,7 @@ def _day(option: str, text: str, others: str = "") -> datetime:
 
 
 def _before(end: str | None, path: Path, series: TimeSeries, dated: bool) -> TimeSeries:
-    """The part of a series before --end; dated: whether its local times are known."""
+    """Return the part of a series before --end. dated: whether its local times are known."""
     if end is None:
         return series
     stop = _end(end)
@@ -114,10 +116,10 @@ def _before(end: str | None, path: Path, series: TimeSeries, dated: bool) -> Tim
 
 
 def _steps_before(end: datetime | float, series: TimeSeries) -> int:
-    """Whole steps of a series before the end.
+    """Return the number of whole steps of a series before the end.
 
-    Rounded down: a cut interval would count too few jobs, and no later data may be used. The time of the last job
-    within its interval is not known here, so a share refers to the time up to the beginning of that interval.
+    It is rounded down, because a cut interval would count too few jobs, and no later data may be used. The time of the
+    last job within its interval is unknown here, so a share refers to the time up to the start of this interval.
     """
     if isinstance(end, datetime):
         points = math.floor((local_seconds(end) - series.start) / series.step + 1e-9)
@@ -127,7 +129,7 @@ def _steps_before(end: datetime | float, series: TimeSeries) -> int:
 
 
 def _of_counts(path: Path, step: float, time: str, value: str) -> TimeSeries:
-    """A CSV with a row per interval; rows of shorter intervals are added up."""
+    """Read a CSV with a row per interval; rows of shorter intervals are added up."""
     rows, lines = read_csv(path, (time, value), skip_bad_lines=False)
     counts = numbers(lines, value, rows[value])
     stamps = pd.to_datetime(times(lines, time, rows[time]), unit="s")

@@ -17,14 +17,14 @@ from rlpto.io.settings_text import described_yaml, read_settings
 
 HOURS_OF_WEEK = 168
 LARGEST_GPUS = 1_000_000
-"""Of a job."""
+"""Most GPUs of a job."""
 LARGEST_SUBMISSION = 1_000_000
-"""Jobs."""
+"""Most jobs of a submission."""
 LEVELS = (
     0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6,
     0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 1.0,
 )  # fmt: skip
-"""Probabilities of the quantiles a calibration holds; closer in the tail, where most of the GPU-time is."""
+"""Probabilities of a calibration's quantiles, denser in the tail, which has most of the GPU-time."""
 
 Quantiles = Annotated[tuple[float, ...], Field(min_length=len(LEVELS), max_length=len(LEVELS))]
 
@@ -117,8 +117,8 @@ def built_in_calibrations() -> tuple[str, ...]:
 
 
 def load_calibration(name_or_path: str | Path) -> Calibration:
-    """A built-in calibration by name, or one from a YAML file. Raises ConfigError for an unknown name or a file that is
-    missing or is no calibration."""
+    """Load a built-in calibration by name, or a calibration from a YAML file. Raises ConfigError for an unknown name,
+    or a file that is missing or no calibration."""
     text = str(name_or_path)
     named = text in built_in_calibrations()
     path = _BUILT_IN / f"{text}.yaml" if named else Path(text)
@@ -132,5 +132,5 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Write it as YAML that `load_calibration` reads, whole or not at all; ConfigError if that is not possible."""
+    """Write YAML that `load_calibration` reads, completely or not at all. Raises ConfigError if this is impossible."""
     write_text(path, described_yaml(calibration), "a calibration", ConfigError)

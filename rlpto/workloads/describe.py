@@ -21,11 +21,11 @@ QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 
 def figures(trace: Trace, capacity: int | None = None) -> dict[str, str]:
-    """Every single figure of a trace that is known, as text by its label.
+    """Return every known figure of a trace, as text by its label.
 
-    The span is that from the first to the last submission. Busiest and quietest hour of the week, in mean jobs per
-    hour, are there from a week on. capacity: GPUs of a cluster to state the offered load on, over the span, durations
-    cut at a day. Raises TraceError if the trace is empty.
+    The span is the time from the first to the last submission. Busiest and quietest hour of the week, in mean jobs per
+    hour, are included for spans of a week or more. capacity: GPUs of a cluster, to add the offered load over the span,
+    with durations cut at a day. Raises TraceError if the trace is empty.
     """
     if len(trace) == 0:
         raise TraceError(f"{trace.source}: no jobs to describe")
@@ -52,10 +52,11 @@ def figures(trace: Trace, capacity: int | None = None) -> dict[str, str]:
 
 
 def summary(trace: Trace, capacity: int | None = None) -> dict[str, str]:
-    """Figures that traces are compared by, as text by their labels: all traces have the same.
+    """Return the figures by which traces are compared, as text by label. All traces have the same figures.
 
-    Shares of jobs by GPUs requested, and what the 1 % of jobs with most GPU-time have of all of it. capacity: as in
-    `figures`; GPU-time is cut as it is there. Raises TraceError if the trace is empty.
+    They include shares of jobs by requested GPUs, and the share of GPU-time of the 1 % of jobs with most GPU-time.
+    capacity: GPUs of a cluster, to add the offered load. Durations are cut at a day. Raises TraceError if the trace is
+    empty.
     """
     if len(trace) == 0:
         raise TraceError(f"{trace.source}: no jobs to describe")
@@ -75,8 +76,8 @@ def summary(trace: Trace, capacity: int | None = None) -> dict[str, str]:
 
 
 def hour_of_week_profile(trace: Trace) -> FloatArray:
-    """[168] mean jobs submitted in each hour of the week from Monday 0:00; NaN for hours the trace misses. Counted from
-    the first to the last submission. A trace without known origin is taken to begin on a Monday at 0:00."""
+    """Return the mean number of jobs [168] submitted in each hour of the week from Monday 0:00, from the first to the
+    last submission; NaN for hours that the trace misses. A trace without known origin begins on a Monday at 0:00."""
     begin = 0.0
     if trace.origin is not None:
         begin = trace.origin.weekday() * 24 + (trace.origin - trace.origin.normalize()).total_seconds() / HOUR
@@ -88,7 +89,7 @@ def hour_of_week_profile(trace: Trace) -> FloatArray:
 
 
 def tables(trace: Trace, capacity: int | None = None) -> Group:
-    """`figures`, the jobs by GPUs requested, and the durations, for the terminal. Raises TraceError as they do."""
+    """Format `figures`, jobs by requested GPUs, and durations for the terminal. Raises TraceError without jobs."""
     facts = Table(title=Text(trace.source), show_header=False, title_justify="left")
     for label, text in figures(trace, capacity).items():
         facts.add_row(label, text)
@@ -107,7 +108,7 @@ def tables(trace: Trace, capacity: int | None = None) -> Group:
 
 
 def _by_text(trace: Trace, column: str, title: str) -> Table:
-    """Jobs and load by the text of a column. The load is the mean number of GPUs that the jobs need at once."""
+    """Tabulate jobs and load by the text of a column. The load is the jobs' mean number of busy GPUs."""
     table = Table(title, "jobs", "GPU-hours", "load in GPUs", title=f"Load by {title}", title_justify="left")
     hours = trace.jobs.assign(hours=np.nan_to_num(trace.duration) * trace.gpus / HOUR).groupby(column)["hours"]
     span = float(trace.submit_time[-1] - trace.submit_time[0]) / HOUR

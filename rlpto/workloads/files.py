@@ -1,4 +1,4 @@
-"""Trace files: finding those of an experiment's paths, and reading them in any format."""
+"""Find the trace files of an experiment's paths, and read them in any format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = {"train": "train_path", "validation": "validation_path", "test": "path"}
 
 
 def read_any(path: Path, format: str | None = None) -> Trace:
-    """A trace in RLPTO's own form, or in any format that can be imported (None: detected from the file).
+    """Read a trace in RLPTO's own form, or in any importable format. format default: detected from the file.
 
     path: a file, or the name of a trace that comes with RLPTO, such as microsoft/cluster04.
 
@@ -38,13 +38,13 @@ def read_any(path: Path, format: str | None = None) -> Trace:
 
 
 def files_by_split(paths: Mapping[str, Sequence[Path]], drawn: bool) -> dict[str, tuple[Path, ...]]:
-    """Files of every split of `KEYS`, wildcards in its paths expanded.
+    """Return the files of every split of `KEYS`, with wildcards in paths expanded.
 
     drawn: windows are drawn from files; otherwise each file is one window. Raises TraceError if files are missing,
-    ConfigError if two share a name, or one is used for testing and for another split.
+    ConfigError if two files share a name, or a file is used for testing and for another split.
     """
     files = {split: tuple(path for pattern in paths[split] for path in _expand(pattern)) for split in KEYS}
-    # Draws from one file have separate numbers in every split, whole files do not.
+    # Windows drawn from one file are numbered across splits; whole files have no numbers.
     together = (("train",), ("validation",), ("test",)) if drawn else (tuple(KEYS),)
     for splits in together:
         named: set[str] = set()
@@ -61,12 +61,12 @@ def files_by_split(paths: Mapping[str, Sequence[Path]], drawn: bool) -> dict[str
 
 
 def stem(path: Path) -> str:
-    """Name of a file without any of its endings: windows go by it."""
+    """Return the name of a file without any endings, used as the name of windows."""
     return path.name.partition(".")[0]
 
 
 def _expand(pattern: Path) -> Iterable[Path]:
-    """Files of a path with wildcards, numbers in natural order; a path without them as it is."""
+    """Return the files of a path with wildcards, in natural order of numbers; without wildcards, the path itself."""
     if is_there(pattern) or not any(mark in str(pattern) for mark in "*?["):
         return [pattern]
     first = next(i for i, part in enumerate(pattern.parts) if any(mark in part for mark in "*?["))
@@ -81,6 +81,6 @@ def _expand(pattern: Path) -> Iterable[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sorts numbers in a name by their value."""
+    """Sort key that orders numbers in a name by value."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]

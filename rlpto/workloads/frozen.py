@@ -1,6 +1,6 @@
-"""Workloads frozen to the job: a file holds the jobs of every window as they were drawn.
+"""Frozen workloads: a file holds the jobs of every window after models, work and classes were drawn.
 
-What a trace becomes depends on the code that draws models, work and classes. A file of drawn jobs does not.
+Jobs drawn from a trace depend on the code that draws them. A file of drawn jobs does not.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _SCHEMA = pa.schema(
         ("min_gpus", _COUNT),
         ("max_gpus", _COUNT),
         ("priority", _COUNT),
-        ("batch_size", _COUNT),  # 0: the job adapts it
+        ("batch_size", _COUNT),  # 0 if the job adapts it
         ("metric", _TEXT),
-        ("stop", _TEXT),  # empty: never
+        ("stop", _TEXT),  # empty if the job never stops early
         ("user", _TEXT),
-        ("gpu_types", _TEXT),  # with | between several; null, or no such column: all
+        ("gpu_types", _TEXT),  # with | between several; null, or without the column, all types are allowed
     ]
 )
 _EXPECTED = "a parquet file of frozen jobs, as `rlpto bench build` writes it"
@@ -45,14 +45,14 @@ _MOST_JOBS = 1_000_000
 
 
 def write_jobs(windows: Mapping[str, Sequence[Job]], path: Path) -> None:
-    """Write the jobs of windows to a parquet file, whole or not at all."""
+    """Write the jobs of windows to a parquet file, completely or not at all."""
     table = pa.Table.from_pylist(_rows(windows), schema=_SCHEMA)
     with whole_file(path, "frozen jobs", TraceError) as unfinished:
         pq.write_table(table, unfinished, compression="zstd", compression_level=19)
 
 
 def read_jobs(path: Path) -> dict[str, list[Job]]:
-    """The jobs by window. Raises TraceError if the file is missing or broken, or a job is not possible."""
+    """Read the jobs by window. Raises TraceError if the file is missing or broken, or a job is invalid."""
     check_file(path, _EXPECTED, TraceError, LARGEST_TEXT_BYTES)
     with parsing(path, _EXPECTED, TraceError):
         file = pq.ParquetFile(path, thrift_string_size_limit=MIB, thrift_container_size_limit=MIB)
@@ -75,12 +75,13 @@ def read_jobs(path: Path) -> dict[str, list[Job]]:
 
 
 def digest_of(windows: Mapping[str, Sequence[Job]]) -> str:
-    """SHA-256 of the jobs, the same for however their file is packed."""
+    """Return the SHA-256 digest of the jobs, which does not depend on their file's compression."""
     return hashlib.sha256(json.dumps(_rows(windows)).encode()).hexdigest()
 
 
 def _rows(windows: Mapping[str, Sequence[Job]]) -> list[dict[str, Any]]:
-    """The jobs as rows. Only jobs that may not use all GPU types have that column, so that digests of others stay."""
+    """Return the jobs as rows. Only jobs limited to some GPU types have the column gpu_types, which keeps older digests
+    valid."""
     rows: list[dict[str, Any]] = []
     for window, job in ((window, job) for window, jobs in windows.items() for job in jobs):
         own = {"window": window, "batch_size": job.batch_size or 0, "stop": "" if job.stop is None else job.stop.text}

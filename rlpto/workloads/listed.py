@@ -1,4 +1,4 @@
-"""Jobs that an experiment file describes: one by one, or by classes in place of those that a trace recorded."""
+"""Jobs described in an experiment file: one by one, or as classes that replace the jobs of a trace."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ class ListedJob(Settings):
     """One or several jobs of a list."""
 
     name: str = Field("", pattern=r"^[^:]*$")
-    """Name of the job; empty: its model and its place in the list."""
+    """Name of the job. Default: its model and its place in the list."""
     model: str = Field(min_length=1)
-    """What it trains: a model with a profile, or of `ray.programs`."""
+    """The trained model: a model with a profile, or a program of `ray.programs`."""
     submit: float = Field(0.0, ge=0, le=10**9)
     """Seconds since the start of the workload."""
     count: int = Field(1, ge=1, le=10_000)
     """Number of identical jobs; from the second on their names end in -1, -2, ..."""
     every: float = Field(0.0, ge=0, le=10**9)
-    """Seconds from one of them to the next."""
+    """Seconds between the submissions of identical jobs."""
     epochs: float | None = Field(None, gt=0, le=10**6)
-    """Work in epochs; null: a whole training of the model."""
+    """Work in epochs. Default: a whole training of the model."""
     data_size: float | None = Field(None, ge=1)
-    """Samples in one epoch; null: as many as the model usually has."""
+    """Samples in one epoch. Default: the model's usual number."""
     gpus: int = Field(1, ge=1, le=16_384)
-    """GPUs it asks for."""
+    """Requested GPUs."""
     min_gpus: int = Field(1, ge=1, le=16_384)
-    """Fewest it can run on."""
+    """Fewest GPUs on which it can run."""
     max_gpus: int | None = Field(None, ge=1, le=16_384)
-    """Most it can use; null: what it asks for."""
+    """Most GPUs that it can use. Default: the requested GPUs."""
     priority: Literal["high", "normal", "low"] = "normal"
     """Priority class."""
     batch_size: int | None = Field(None, ge=1, le=10**9)
-    """Total batch size in samples; null: the model's own."""
+    """Total batch size in samples. Default: the model's default."""
     metric: MetricName | None = None
-    """What its batch size is chosen by, where it is chosen; null: `workload.metric`."""
+    """Metric by which the job chooses its batch size, if it does. Default: `workload.metric`."""
     stop: StopRule | None = None
-    """Rule by which it stops before its epochs are done because its accuracy has flattened; null: never."""
+    """Rule for stopping early when accuracy has flattened. Default: the job trains all its epochs."""
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Self:
@@ -68,18 +68,18 @@ class ListedJob(Settings):
 
 
 class JobClass(Settings):
-    """Jobs of one purpose, such as evaluation: which models, on how many GPUs, for how long."""
+    """Jobs of one purpose, such as evaluation: their models, numbers of GPUs and durations."""
 
     name: str = Field(min_length=1)
-    """What these jobs are for; it begins their names, and counts as their user."""
+    """Purpose of these jobs; it begins their names, and counts as their user."""
     share: float = Field(gt=0)
     """Weight of the class in the number of jobs."""
     models: dict[str, dict[int, float]] = Field(min_length=1)
-    """Weights of models and of numbers of GPUs that are asked for, such as {mpt-7b: {8: 3, 128: 1}}."""
+    """Weights of models and of requested numbers of GPUs, such as {mpt-7b: {8: 3, 128: 1}}."""
     minutes: tuple[float, float]
     """Median and 90 % quantile of the time on the requested GPUs, which is log-normal."""
     priority: Literal["high", "normal", "low"] | None = None
-    """Priority class; null: drawn by `mapping.priority_shares`."""
+    """Priority class. Default: drawn by `mapping.priority_shares`."""
 
     @field_validator("minutes")
     @classmethod
@@ -103,10 +103,10 @@ def listed_jobs(
     capacity: int,
     metric: MetricName = DEFAULT_METRIC,
 ) -> list[Job]:
-    """The jobs of a list in order of submission.
+    """Return the jobs of a list in order of submission.
 
-    facts: of a model. capacity: most GPUs of a job. metric: of jobs that name none. Raises JobError for a name that is
-    taken or a job that the cluster cannot run, ProfileError for an unknown model.
+    facts: returns the limits of a model. capacity: most GPUs of a job. metric: metric of jobs that name none. Raises
+    JobError for a repeated name or a job that the cluster cannot run, ProfileError for an unknown model.
     """
     jobs: list[Job] = []
     for number, entry in enumerate(entries):
@@ -137,7 +137,7 @@ def listed_jobs(
 
 
 def listed_trace(jobs: Sequence[Job]) -> Trace:
-    """The same jobs as a trace, for code that works on windows; durations are unknown."""
+    """Return the jobs as a trace, for code that works on windows; durations are unknown."""
     from rlpto.workloads.trace import make_trace
 
     columns: dict[str, list[Any]] = {
@@ -155,8 +155,8 @@ def listed_trace(jobs: Sequence[Job]) -> Trace:
 
 
 def mix(trace: Trace, classes: Sequence[JobClass], seed: int) -> Trace:
-    """The trace with jobs of these classes at the times at which its own were submitted, same seed, same jobs. Class,
-    model, GPUs and duration of a job are drawn independently of what was recorded and of other jobs."""
+    """Return a trace with jobs of these classes at the submit times of `trace`; the same seed gives the same jobs.
+    Class, model, GPUs and duration of a job are drawn independently of the recorded job and of other jobs."""
     from rlpto.workloads.trace import make_trace
 
     rng, count = np.random.default_rng([seed, 3]), len(trace)

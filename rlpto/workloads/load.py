@@ -1,10 +1,10 @@
-"""Offered load: how much GPU-time jobs ask for, and how to bring a trace to a wanted load.
+"""Offered load: the GPU-time that jobs request, and scaling a trace to a wanted load.
 
-Jobs drawn at random are left out or repeated. That keeps the distribution of durations and GPUs and the shape of the
-day, which changed durations or another clock would not.
+Jobs drawn at random are left out or repeated. Unlike changing durations or the clock, this keeps the distribution of
+durations and GPUs and the shape of the day.
 
 Several windows can also be drawn from one short workload, with replacement (a bootstrap: Efron, Annals of Statistics
-1979): each has the models, sizes and times of day of its file, and as many jobs as the wanted load takes.
+1979). Each has the models, sizes and times of day of its file, and as many jobs as the wanted load needs.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rlpto.io.errors import TraceError
 from rlpto.workloads.trace import Trace, make_trace
 
 DURATION_CAP_S = 86_400.0
-"""Longer durations [s] are cut to this before jobs run (`MappingSettings.max_duration`)."""
+"""Longer durations [s] are reduced to this before jobs run (`MappingSettings.max_duration`)."""
 JITTER_S = 900.0
 """Largest shift [s] of a repeated job against the job it repeats, either way."""
 ATTEMPTS = 200
-"""Draws per window; the one whose work is nearest to the wanted load is taken."""
+"""Draws per window; the draw whose work is nearest to the wanted load is taken."""
 MOST_JOBS = 100_000
-"""More jobs than this in a window are a mistake: the wanted work is out of proportion to that of the jobs."""
+"""Most jobs in a window. More would mean that the wanted work is out of proportion to the work of a job."""
 
 
 def offered_load(
     gpus: IntArray, duration: FloatArray, capacity: int, window_seconds: float, cap: float = DURATION_CAP_S
 ) -> float:
-    """Requested GPU-time over what the cluster has: sum(min(duration, cap) x gpus) / (capacity x window).
+    """Return requested over available GPU-time: sum(min(duration, cap) x gpus) / (capacity x window).
 
     Unknown (NaN) durations count as 0.
     """
@@ -47,10 +47,10 @@ def scale_load(
     seed: int = 0,
     cap: float = DURATION_CAP_S,
 ) -> Trace:
-    """A trace whose offered load is `target_load`, from one that covers [0, window_seconds).
+    """Scale a trace that covers [0, window_seconds) to the offered load `target_load`.
 
     The load is met up to half of one job: jobs are taken in random order until the next would
-    overshoot by more than stopping falls short; where all are taken once and load is missing, they
+    overshoot by more than stopping falls short. If all jobs are taken and load is still missing, they
     are taken again, with other names and times shifted by up to JITTER_S (inside the window).
 
     Raises TraceError if target or capacity are not above 0, the trace is empty or has no durations.
@@ -74,15 +74,15 @@ def scale_load(
 
 
 def _taken(trace: Trace, rows: IntArray, submit_time: FloatArray, names: list[str]) -> Trace:
-    """The jobs of `rows` [n], which may repeat, with other times [n] and names."""
+    """Return the jobs of `rows` [n], which may repeat, with new times [n] and names."""
     columns = {name: trace.jobs[name].to_numpy()[rows] for name in trace.jobs.columns}
     columns |= {"submit_time": submit_time, "name": np.array(names, dtype=object)}
     return make_trace(columns, source=trace.source, origin=trace.origin)
 
 
 def choose_rows(work: FloatArray, target: float, rng: np.random.Generator) -> IntArray:
-    """Rows of `work` [M] in random order, whole rounds first, whose sum is as near to `target` as one job allows. Every
-    row appears n or n + 1 times. Rows without work come along as often as the others."""
+    """Choose rows of `work` [M] in random order, whole rounds first, with a sum as near to `target` as one job allows.
+    Every row appears n or n + 1 times. Rows without work are chosen as often as the others."""
     total = float(work.sum())
     rounds = int(target // total)
     order = rng.permutation(len(work))
@@ -95,12 +95,12 @@ def choose_rows(work: FloatArray, target: float, rng: np.random.Generator) -> In
 
 
 def draw_trace(trace: Trace, work: FloatArray, target: float | None, span: float, seed: tuple[int, ...]) -> Trace:
-    """A window of `span` seconds with jobs drawn from `trace` with replacement, each moved by up to JITTER_S.
+    """Draw a window of `span` seconds with jobs of `trace`, with replacement, each moved by up to JITTER_S.
 
-    work: [M] GPU-seconds of every job. target: GPU-seconds to draw; None: as many jobs as the trace has. A few jobs may
-    hold most of the work, and drawing until the target is met would then make windows of three jobs and windows of a
-    hundred. So as many jobs are drawn as have the wanted work on average, and of ATTEMPTS such draws the one nearest to
-    it is taken. A job is called after the one it repeats and its place in the draw.
+    work: [M] GPU-seconds of every job. target: GPU-seconds to draw. If None, draw as many jobs as the trace has. A few
+    jobs may hold most of the work, and drawing until the target is met would then give windows of three jobs and of a
+    hundred. Instead, the number of jobs that has the wanted work on average is drawn ATTEMPTS times, and the draw
+    nearest to the target is taken. A job is named after the repeated job and its place in the draw.
 
     Raises TraceError if the trace is empty, has jobs after `span`, or has none with work to reach a target.
     """
@@ -119,7 +119,7 @@ def draw_trace(trace: Trace, work: FloatArray, target: float | None, span: float
 
 
 def _rows_of_work(trace: Trace, work: FloatArray, target: float, rng: np.random.Generator) -> IntArray:
-    """Rows drawn with replacement, with a total work near `target`."""
+    """Draw rows with replacement, with a total work near `target`."""
     if not work.any() or target / work.mean() > MOST_JOBS:
         raise TraceError(
             f"{trace.source}: jobs ask for {work.mean():.4g} GPU-s each, expected enough for {target:.4g} GPU-s "

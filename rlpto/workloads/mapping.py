@@ -1,4 +1,4 @@
-"""From a recorded job (GPUs, duration) to a training job: a model, its work, its limits, its priority."""
+"""Map a recorded job (GPUs, duration) to a training job: a model, its work, its limits, its priority."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without i
 
 HOUR = 3600.0
 MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
-"""Models a recorded job may be given unless the settings or the caller name others: the measured six."""
+"""Default models of recorded jobs: the six measured ones."""
 
 NAMING = ("given", "named")
 """Modes in which the trace names the model of every job."""
@@ -32,53 +32,52 @@ BY_TIME = ("duration", "named")
 CATEGORY_BOUNDS = (1.0, 10.0, 100.0)
 """GPU-hours that separate small, medium, large and extra large jobs."""
 CATEGORIES = (("cifar10", "ncf"), ("bert", "deepspeech2"), ("yolov3",), ("imagenet",))
-"""Models of small to extra large jobs, as in the workloads of Pollux (OSDI 2021) and Sia (SOSP 2023)."""
+"""Models of small to extra large jobs, from the workloads of Pollux (OSDI 2021) and Sia (SOSP 2023)."""
 LEAST_EFFICIENCY = 0.25
-"""Least share of linear speed-up that a model drawn for a job reaches on its requested GPUs, if any model does."""
+"""Least share of linear speed-up on the requested GPUs for a model to be drawn for a job, if any model reaches it."""
 
 
 class MappingSettings(Settings):
     """How a recorded job gets a model and its work."""
 
     mode: Literal["duration", "category", "given", "named"] = "duration"
-    """duration: work set so that it takes its recorded time on its requested GPUs; named: likewise, of the model that
-    the trace names; category: a whole model drawn by its GPU-time class; given: the whole training of the model and
-    batch size that the trace names. All but given leave out jobs of unknown duration."""
+    """duration: a drawn model with work that takes the recorded time on the requested GPUs; named: the same for the
+    model that the trace names; category: the whole training of a model drawn by GPU-time class; given: the whole
+    training of the model and batch size that the trace names. All but given leave out jobs of unknown duration."""
     users: Literal["recorded", "clustered"] | None = None
-    """duration, named: whose jobs are alike; in mode duration they have a model in common. recorded: those of each user
-    in the trace; clustered: those of users that are made up, of jobs that took similar times
-    (`rlpto.workloads.synthetic`). How long a job takes then shows in its epochs, which a scheduler may learn from the
-    user's finished jobs, and in nothing else. null: each job draws a model of its own, and how long it takes shows in
-    the size of its data set."""
+    """duration, named: users whose jobs are alike (in mode duration they share a model); recorded: users in the trace;
+    clustered: invented users, each with jobs of similar duration (`rlpto.workloads.synthetic`). The time that a job
+    takes then shows only in its epochs, which a scheduler may learn from the user's finished jobs. Default: each job
+    draws its own model, and its time shows in the size of its data set."""
     models: dict[str, float] | None = None
-    """duration: models to draw from and their weights; null: every model there is, equally likely."""
+    """duration: models to draw from and their weights. Default: all models, equally likely."""
     adaptive_batch: bool = False
-    """given: let jobs adapt their batch size instead of keeping the recorded one; for modes duration and category see
-    `fixed_batch`."""
+    """given: let jobs adapt their batch size instead of keeping the recorded one. Modes duration and category use
+    `fixed_batch` instead."""
     fixed_batch_models: tuple[str, ...] = ()
-    """given, with adaptive_batch: models whose jobs keep the recorded batch size all the same."""
+    """given, with adaptive_batch: models whose jobs still keep the recorded batch size."""
     fixed_batch: float = Field(0.0, ge=0, le=1)
-    """duration, category: share of jobs that train with one batch size, the size with which their model trains fastest
-    on the requested GPUs, instead of adapting it. With `users`, either all jobs of a user do or none."""
+    """duration, category: share of jobs that, instead of adapting their batch size, keep the size with which their
+    model trains fastest on the requested GPUs. With `users`, either all jobs of a user keep it or none."""
     min_duration: float = Field(60.0, ge=0.001)
     """duration, category: shorter recorded durations are raised to this [s]."""
     max_duration: float = Field(86_400.0, ge=0.001)
-    """duration, category: longer recorded durations are cut to this [s]."""
+    """duration, category: longer recorded durations are reduced to this [s]."""
     oversized: Literal["error", "skip", "clip"] = "error"
-    """What to do with a job that asks for more GPUs than the cluster has; clip: it asks for all of them and
+    """Treatment of a job that requests more GPUs than the cluster has; clip: it requests all GPUs and
     takes longer in proportion."""
     rigid: bool = False
-    """Fix every job at its requested GPUs."""
+    """Give every job exactly its requested GPUs."""
     max_gpus_factor: float = Field(4.0, ge=1, le=10**6)
     """Most GPUs of an elastic job as a multiple of its requested GPUs."""
     max_gpus: int = Field(64, ge=1, le=16_384)
-    """Most GPUs of an elastic job; its requested GPUs if that is more."""
+    """Most GPUs of an elastic job, or its requested GPUs if these are more."""
     model_max_gpus: dict[str, int] = Field(default_factory=dict)
-    """Most GPUs a job of a model may hold, for models that gain nothing from more; its request if that is more."""
+    """Most GPUs of a job by model, for models that gain nothing from more, or its request if this is more."""
     priority_shares: tuple[float, float, float] = (0.2, 0.5, 0.3)
     """Shares of the classes high, normal and low among jobs whose priority is not recorded."""
     stop: StopRule | None = None
-    """When jobs for which the trace names no rule of their own end before their epochs are done; null: never."""
+    """Rule for stopping early, for jobs without a rule in the trace. Default: they train all their epochs."""
 
     @model_validator(mode="after")
     def _consistent(self) -> MappingSettings:
@@ -102,11 +101,11 @@ def job_types(
     metric: MetricName = DEFAULT_METRIC,
     batch_sizes: Callable[[str], Sequence[int]] | None = None,
 ) -> tuple[JobType, ...]:
-    """Types that speed tables must hold before `map_jobs`; available: models that have a profile.
+    """Return the job types that speed tables must hold for `map_jobs`. available: models that have a profile.
 
-    metric: of jobs for which the trace names none. Types of the usual metric are always among them, because they
-    determine models and work. batch_sizes: returns the batch sizes that a model may be given, for `fixed_batch`; the
-    types that adapt their batch size are listed in any case, because models are drawn by them.
+    metric: metric of jobs for which the trace names none. Types of the default metric are always included, because they
+    determine models and work. batch_sizes: returns the batch sizes that a model may get, for `fixed_batch`; types that
+    adapt their batch size are included in any case, because models are drawn by them.
     """
     models: Iterable[str] = chain(*CATEGORIES) if settings.mode == "category" else settings.models or available
     pairs: set[tuple[str, int | None]] = {(model, None) for model in models}
@@ -119,7 +118,7 @@ def job_types(
 
 
 def type_order(kind: JobType) -> tuple[str, int, int, tuple[str, ...]]:
-    """Sort key of types: by model, batch size, metric and GPU types."""
+    """Sort key of job types: model, batch size, metric and GPU types."""
     return kind.model, kind.batch_size or 0, list(METRICS).index(kind.metric), kind.gpu_types
 
 
@@ -136,23 +135,23 @@ def map_jobs(
 ) -> list[Job]:
     """Give every job of a trace a model and its work; the same seed gives the same jobs.
 
-    capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements). max_gpus_of: bound on a type's
-    GPUs, on top of those of the settings. metric: of jobs for which the trace names none; models and work of the
-    jobs do not depend on it. kind_gpus: GPUs of the cluster by GPU type. A job has its recorded time on the first type
-    that it may use, see `Trace.allowed_types`. Default: one type.
+    capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements). max_gpus_of: additional limit
+    on a job type's GPUs. metric: metric of jobs for which the trace names none; models and work of the jobs do not
+    depend on it. kind_gpus: GPUs of the cluster by GPU type. A job takes its recorded time on the first type that it
+    may use (`Trace.allowed_types`). Default: one type.
 
-    *duration* draws a model by the weights among those that use the requested GPUs well enough (LEAST_EFFICIENCY; where
-    none does, among the best), gives it the profile's epochs, and chooses data_size such that those epochs take the
+    *duration* draws a model by weight among models that use the requested GPUs well enough (LEAST_EFFICIENCY; if none
+    does, among the best), gives the job the profile's epochs, and chooses data_size such that these epochs take the
     recorded duration on the requested GPUs, packed on as few nodes as possible and without rescale delay: data_size =
-    samples x duration / elapsed. One finished job of a model then gives away the epochs of all, and with the size of
-    its data set how long any takes. With `settings.users` nothing does: jobs of a user draw one model together (another
-    one on numbers of GPUs that it does not suit), data_size is such that the profile's epochs take the same time in all
-    jobs, the geometric mean of durations, and a job has as many epochs as take its own. *category* takes epochs and
-    data size of the drawn model as they are. *given* does so as well, for the model and the batch size that the trace
-    names. `settings.fixed_batch` changes neither which models are drawn nor how long jobs take on their requested GPUs.
+    samples x duration / elapsed. One finished job of a model then reveals the epochs of all jobs, and the size of
+    a job's data set reveals its duration. With `settings.users` nothing reveals it: jobs of a user draw one model
+    together (a different one for unsuitable numbers of GPUs), data_size is such that the profile's epochs take the same
+    time in all jobs, the geometric mean of durations, and a job has as many epochs as its duration takes. *category*
+    keeps epochs and data size of the drawn model. *given* keeps them for the model and batch size that the trace names.
+    `settings.fixed_batch` changes neither the drawn models nor the jobs' times on their requested GPUs.
 
-    Raises JobError for a job that fits neither cluster nor tables, or one without a model or user where it is needed;
-    ConfigError for a model that the tables do not hold.
+    Raises JobError for a job that fits neither cluster nor tables, or lacks a required model or user; ConfigError for
+    a model that the tables do not hold.
     """
     if settings.mode != "given" and not np.isfinite(trace.duration).all():
         trace = trace.take(np.isfinite(trace.duration))
@@ -229,7 +228,7 @@ def map_jobs(
 
 
 def _check_sizes(trace: Trace, tables: SpeedTables, kind: IntArray, gpus: IntArray) -> None:
-    """Raise JobError for a job that asks for a number of GPUs on which its model does not run."""
+    """Raise JobError for a job that requests a number of GPUs on which its model does not run."""
     for at in np.flatnonzero(tables.fit_anywhere[kind, gpus] != gpus)[:1].tolist():
         sizes = np.unique(tables.fit_anywhere[kind[at]])
         raise JobError(
@@ -239,11 +238,11 @@ def _check_sizes(trace: Trace, tables: SpeedTables, kind: IntArray, gpus: IntArr
 
 
 def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings, gpus_per_node: int) -> FloatArray:
-    """[M] GPU-seconds that every job of a trace asks for: GPUs requested times the time it takes on them.
+    """Return the GPU-seconds [M] that every job of a trace requests: requested GPUs times the job's time on them.
 
-    The time is the recorded one, cut as the mapping cuts it; unknown durations count as nothing. In mode *given* it is
-    that of the speed tables on the requested GPUs (or as many as they cover), packed on as few nodes as possible.
-    Raises JobError or ConfigError as `map_jobs` does.
+    The time is the recorded one, limited by min_duration and max_duration; unknown durations count as 0. In mode
+    *given* the time comes from the speed tables on the requested GPUs (or as many as they cover), packed on as few
+    nodes as possible. Raises the same errors as `map_jobs`.
     """
     if settings.mode != "given":
         return np.nan_to_num(np.clip(trace.duration, settings.min_duration, settings.max_duration)) * trace.gpus
@@ -253,19 +252,19 @@ def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings,
 
 
 def _metrics(trace: Trace, usual: MetricName) -> list[str]:
-    """Metric of every job; the usual one where the trace names none."""
+    """Return the metric of every job; the usual metric if the trace names none."""
     return [named or usual for named in trace.texts("metric")]
 
 
 def _stop_rules(trace: Trace, settings: MappingSettings) -> list[StopRule | None]:
-    """When every job stops early: its own rule, or that of the settings."""
+    """Return every job's rule for stopping early: its own, or the rule in the settings."""
     texts = trace.texts("stop")
     rules = {text: parse_rule(text) if text else settings.stop for text in set(texts)}
     return [rules[text] for text in texts]
 
 
 def _users(trace: Trace, settings: MappingSettings, seed: int) -> list[str]:
-    """User of every job; empty: not known."""
+    """Return the user of every job, or an empty text if the user is unknown."""
     if settings.users == "clustered":
         from rlpto.workloads.synthetic import cluster_users
 
@@ -278,8 +277,8 @@ def _users(trace: Trace, settings: MappingSettings, seed: int) -> list[str]:
 
 
 def _seconds_packed(tables: SpeedTables, gpus_per_node: int) -> FloatArray:
-    """[T, K + 1] seconds that a type's own epochs over its own data take on k packed GPUs, of the first kind on which
-    it runs there; infinity for none."""
+    """Return the seconds [T, K + 1] that a job type's default epochs over its default data take on k packed GPUs of
+    the first GPU type on which it runs; infinity if it runs on none."""
     seconds = tables.elapsed[_packed_rows(tables, gpus_per_node), tables.epochs[:, None]]
     if tables.fit.size:
         seconds = np.where(tables.fit > 0, seconds, np.inf)
@@ -289,14 +288,15 @@ def _seconds_packed(tables: SpeedTables, gpus_per_node: int) -> FloatArray:
 
 
 def _packed_rows(tables: SpeedTables, gpus_per_node: int) -> IntArray:
-    """[T, K + 1] rows of k packed GPUs, by size alone."""
+    """Return the rows [T, K + 1] of the speed tables for k packed GPUs, by size alone."""
     gpus = np.arange(tables.max_gpus + 1)
     nodes = np.clip(-(-gpus // gpus_per_node), 1, tables.row.shape[1])
     return tables.row[:, nodes - 1, gpus].astype(np.int64)
 
 
 def _epochs_taking(part: FloatArray, rows: IntArray, kind: IntArray, tables: SpeedTables) -> FloatArray:
-    """[M] epochs that take `part` [M] of the time of all that a type has, at speeds of rows [M]; the last repeats."""
+    """Return the epochs [M] that take `part` [M] of the time of all epochs of a job type, at the speeds of rows [M].
+    Epochs beyond the type's last take as long as the last."""
     epochs = np.empty(len(part))
     for i, (row, k) in enumerate(zip(rows.tolist(), kind.tolist(), strict=True)):
         ends = tables.elapsed[row, : tables.epochs[k] + 1]
@@ -306,7 +306,7 @@ def _epochs_taking(part: FloatArray, rows: IntArray, kind: IntArray, tables: Spe
 
 
 def _type_index(tables: SpeedTables, model: str, batch_size: int | None) -> int:
-    """Position of a type; ConfigError, with the nearest model, if the tables do not hold it."""
+    """Return the position of a job type. Raises ConfigError, with the nearest model, if the tables do not hold it."""
     if (kind := JobType(model, batch_size)) in tables.types:
         return tables.type_index(kind)
     models = sorted({known.model for known in tables.types})
@@ -319,7 +319,7 @@ def _type_index(tables: SpeedTables, model: str, batch_size: int | None) -> int:
 
 
 def _limited(kind: IntArray, allowed: Sequence[tuple[str, ...]], tables: SpeedTables) -> IntArray:
-    """[n] types kind [n] with no GPU types but those allowed [n]."""
+    """Return the job types [n] that restrict types `kind` [n] to the allowed GPU types [n]."""
     types = [*zip(kind.tolist(), allowed, strict=True)]
     found = {(k, names): tables.type_index(tables.types[k]._replace(gpu_types=names)) for k, names in set(types)}
     return np.array([found[limited] for limited in types], dtype=np.int64)
@@ -334,7 +334,7 @@ def _draw_by_weight(
     limits: IntArray,
     chance: FloatArray,
 ) -> IntArray:
-    """[M] type of every job, drawn by weight and chance [M] in [0, 1) among those that make sense on its GPUs."""
+    """Draw the type [M] of every job by weight and chance [M] in [0, 1), among types that use its GPUs well enough."""
     adaptive = [kind.model for kind in tables.types if kind == JobType(kind.model)]
     weights = dict.fromkeys(adaptive, 1.0) if settings.models is None else settings.models
     types = np.array([_type_index(tables, model, None) for model in weights], dtype=np.int64)
@@ -359,7 +359,7 @@ def _draw_by_weight(
 def _draw_by_category(
     gpu_hours: FloatArray, gpus: IntArray, tables: SpeedTables, limits: IntArray, rng: np.random.Generator
 ) -> IntArray:
-    """[M] type of every job, drawn evenly in its GPU-time class among models that can use its GPUs, if any can."""
+    """Draw the type [M] of every job uniformly in its GPU-time class, among models that can use its GPUs if any can."""
     chance = rng.random(len(gpus))
     category = np.searchsorted(CATEGORY_BOUNDS, gpu_hours, side="right")
     kind = np.zeros(len(gpus), dtype=np.int64)
@@ -374,9 +374,9 @@ def _draw_by_category(
 
 
 def _draw_fixed(share: float, drawer: IntArray, rng: np.random.Generator) -> BoolArray:
-    """[M] whether each job keeps its batch size: the share of the jobs, rounded, or less where drawers are too large.
+    """Draw whether each job [M] keeps its batch size: a share of the jobs, rounded, or less if groups are too large.
 
-    drawer: [M] all jobs of one do or none do. Drawers are taken in random order as long as their jobs are not too many.
+    drawer: [M] group of every job. All jobs of a group keep it or none. Groups are taken in random order if they fit.
     """
     jobs, fixed, kept = np.bincount(drawer), np.zeros(len(drawer), dtype=np.bool_), 0
     for one in rng.permutation(len(jobs)).tolist():
@@ -389,8 +389,8 @@ def _draw_fixed(share: float, drawer: IntArray, rng: np.random.Generator) -> Boo
 def _with_fastest_batch(
     kind: IntArray, gpus: IntArray, tables: SpeedTables, seconds: FloatArray, limits: IntArray
 ) -> IntArray:
-    """[M] types of the same models with the fixed batch size that trains fastest on `gpus` [M], of those that can be
-    spread over them if there are any."""
+    """Return the types [M] with the same models and the fixed batch size that trains fastest on `gpus` [M], among
+    batch sizes that can be spread over these GPUs if there are any."""
     found = kind.copy()
     for own, count in set(zip(kind.tolist(), gpus.tolist(), strict=True)):
         usual = tables.types[own]
@@ -405,13 +405,13 @@ def _with_fastest_batch(
 
 
 def pick(types: IntArray, weight: FloatArray, chance: FloatArray) -> IntArray:
-    """[n] one of `types` for every number in [0, 1), in proportion to its weight."""
+    """Choose one of `types` for every number [n] in [0, 1), in proportion to its weight."""
     share = np.cumsum(weight)
     return np.asarray(types[np.searchsorted(share, chance * share[-1], side="right")])
 
 
 def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -> IntArray:
-    """[M] type of every job by the model and batch size it names."""
+    """Return the type [M] of every job by the model and batch size it names."""
     models = trace.texts("model")
     if "" in models:
         name = trace.texts("name")[models.index("")]
@@ -422,15 +422,15 @@ def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -
 
 
 def _given_pairs(trace: Trace, settings: MappingSettings) -> list[tuple[str, int | None]]:
-    """Model of every job, and the batch size that it keeps; None: it chooses its own, or the trace names none."""
+    """Return the model of every job and its fixed batch size, or None if it adapts the size or the trace names none."""
     named = zip(trace.texts("model"), trace.integers("batch_size").tolist(), strict=True)
     adaptive, fixed = settings.adaptive_batch, settings.fixed_batch_models
     return [(model, batch if batch and (not adaptive or model in fixed) else None) for model, batch in named]
 
 
 def _max_gpus(gpus: IntArray, settings: MappingSettings, bound: IntArray, limits: IntArray) -> IntArray:
-    """[M] most GPUs of every job, never fewer than it requests. limits: [M] of its type; in mode given they replace the
-    multiple of the request."""
+    """Return the most GPUs [M] of every job, never fewer than it requests. limits: [M] limit of its type; in mode given
+    it replaces the multiple of the request."""
     if settings.rigid:
         return gpus
     most = np.minimum(np.minimum(settings.max_gpus, bound), limits)
@@ -440,7 +440,7 @@ def _max_gpus(gpus: IntArray, settings: MappingSettings, bound: IntArray, limits
 
 
 def _priorities(trace: Trace, shares: Sequence[float], seed: int) -> IntArray:
-    """[M] class of every job: recorded, or drawn."""
+    """Return the priority class [M] of every job: recorded, or drawn."""
     chance = np.random.default_rng([seed, 1]).random(len(trace))
     drawn = np.searchsorted(np.cumsum(shares)[:-1], chance, side="right")
     return np.where(trace.priority >= 0, trace.priority, drawn)

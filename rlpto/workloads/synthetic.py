@@ -1,4 +1,4 @@
-"""What is made up: traces that share the statistics of one that was measured, and users for traces that record none."""
+"""Generate traces with the statistics of a measured trace, and users for traces without recorded users."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MONDAY = pd.Timestamp("2018-01-01")
 LONGEST_DAYS = 3650.0
 LARGEST_RATE = 1000.0
 MOST_JOBS = 5_000_000
-"""Most jobs of a generated trace; one of its days has hundreds, or thousands."""
+"""Most jobs of a generated trace. A day has hundreds or thousands of jobs."""
 SUBMISSION_PAUSE_S = 60.0
 """Longest pause [s] between two jobs of one virtual cluster and size within one submission."""
 ERROR = 0.5
-"""Standard deviation of the error in the ranks of submissions, as a multiple of that of the logarithm of durations. The
-mean of a user's other jobs then explains 0.6 of the variance of the logarithm of durations within windows, of Philly's
-jobs and of synthetic ones. In Philly, whose file has no users, logarithms of the durations of successive jobs of one
-virtual cluster and size correlate by 0.7 if an hour or more lies between them, by 0.9 within a submission."""
+"""Standard deviation of the error in the ranks of submissions, relative to the standard deviation of log durations. The
+mean of a user's other jobs then explains 0.6 of the variance of log durations within windows, for Philly's jobs and for
+synthetic jobs. In Philly, whose file has no users, the log durations of successive jobs of one virtual cluster and size
+correlate by 0.7 if an hour or more lies between them, by 0.9 within a submission."""
 _CLASS_BOUNDS = (1, 2, 4, 8)
 _SIZE_BOUNDS = (1, 10, 100)
 _CURVE_SUBMISSIONS = 10
@@ -40,10 +40,10 @@ def calibrate(
     start: pd.Timestamp | None = None,
     pause: float = SUBMISSION_PAUSE_S,
 ) -> Calibration:
-    """Statistics of a trace, from `start` (a date; default: the trace's first whole day) on.
+    """Compute the statistics of a trace, from `start` (a date; default: the trace's first whole day) on.
 
     Only whole days count: up to the midnight nearest to the last submission. Figures are rounded to
-    four digits, so that a file of them is readable and the same everywhere. A trace without known
+    four digits, which keeps their file readable and the same on every machine. A trace without known
     origin is taken to begin on a Monday at 0:00.
 
     Raises TraceError if less than a week is left or no job has a duration.
@@ -78,7 +78,7 @@ def calibrate(
 
 
 def _hourly_rates(times: FloatArray, first_day: int, days: int) -> tuple[float, ...]:
-    """Submissions in every hour of the week, divided by how often that hour occurred."""
+    """Return the submissions in every hour of the week, divided by the number of times the hour occurred."""
     hour = (times // HOUR).astype(np.int64)
     covered = np.bincount((np.arange(days * 24) + first_day * 24) % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
     counted = np.bincount((hour + first_day * 24) % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
@@ -86,10 +86,10 @@ def _hourly_rates(times: FloatArray, first_day: int, days: int) -> tuple[float, 
 
 
 def _day_factors(times: FloatArray, first_day: int, days: int) -> tuple[float, float]:
-    """Standard deviation and lag-1 correlation of the log of daily submissions, day of week and Poisson noise removed.
+    """Return standard deviation and lag-1 correlation of log daily submissions, without day of week and Poisson noise.
 
-    The log of a Poisson count n has a variance of about 1/n, which is taken off; noise of separate days is independent,
-    so it is in the variance and not in the covariance. Both are cut to what a calibration may hold.
+    The log of a Poisson count n has a variance of about 1/n, which is subtracted. Noise of separate days is
+    independent and therefore absent from the covariance. Both results are limited to a calibration's valid range.
     """
     counts = np.maximum(np.bincount((times // DAY).astype(np.int64), minlength=days), 0.5)
     weekday = (np.arange(days) + first_day) % 7
@@ -104,7 +104,7 @@ def _day_factors(times: FloatArray, first_day: int, days: int) -> tuple[float, f
 
 
 def _classes(jobs: pd.DataFrame, heads: pd.DataFrame) -> tuple[GpuClass, ...]:
-    """Jobs with 1, 2, up to 4, up to 8 and more GPUs."""
+    """Return the statistics of jobs with 1, 2, up to 4, up to 8 and more GPUs."""
     job_class = np.searchsorted(_CLASS_BOUNDS, jobs["gpus"].to_numpy())
     head_class = np.searchsorted(_CLASS_BOUNDS, heads["gpus"].to_numpy())
     found = []
@@ -125,12 +125,12 @@ def _classes(jobs: pd.DataFrame, heads: pd.DataFrame) -> tuple[GpuClass, ...]:
 
 
 def _curve_of(sizes: IntArray, bounds: Sequence[int]) -> IntArray:
-    """[M] which of the curves with these lower bounds serves a submission of `sizes` [M] jobs."""
+    """Return the index [M] of the curve, among curves with these lower bounds, for a submission of `sizes` [M] jobs."""
     return np.searchsorted(bounds, sizes, side="right") - 1
 
 
 def _duration_curves(jobs: pd.DataFrame) -> tuple[DurationCurve, ...]:
-    """Durations by size of submission; sizes with too few submissions join the next smaller ones."""
+    """Return the durations by size of submission. Sizes with too few submissions join the next smaller size."""
     heads = jobs.loc[jobs["head"], "size"].to_numpy()
     bounds = [1]
     for bound, above in zip(_SIZE_BOUNDS[1:], (*_SIZE_BOUNDS[2:], np.inf), strict=True):
@@ -144,7 +144,7 @@ def _duration_curves(jobs: pd.DataFrame) -> tuple[DurationCurve, ...]:
 
 
 def _likeness(jobs: pd.DataFrame, durations: Sequence[DurationCurve]) -> float:
-    """Share of the variance of durations (as normal scores within their curve) that lies between submissions."""
+    """Return the share of the variance of durations (normal scores within a curve) that lies between submissions."""
     curve = pd.Series(_curve_of(jobs["size"].to_numpy(dtype=np.int64), [d.submission_jobs for d in durations]))
     seconds = pd.Series(jobs["duration"].to_numpy())
     ranks = seconds.groupby(curve).rank().to_numpy()
@@ -169,13 +169,13 @@ def _rounded(value: float) -> float:
 def generate(calibration: Calibration, days: float, seed: int, rate_scale: float = 1.0) -> Trace:
     """Draw a trace of `days` days that begins on a Monday at 0:00.
 
-    Submissions are a Poisson process whose rate is that of the hour of the week times a log-normal
-    factor of the day (mean 1, first-order autoregressive) times rate_scale. Each has a class, a GPU
-    count, a number of jobs and a gap between them; the durations of its jobs are drawn from the
-    class's curve with normal scores that correlate by `likeness`. Jobs that a submission begun
-    before the end would submit after it are left out. The column user numbers the submissions.
+    Submissions are a Poisson process whose rate is the rate of the hour of the week times a log-normal
+    factor of the day (mean 1, first-order autoregressive) times rate_scale. Each submission has a class,
+    a GPU count, a number of jobs and a gap between them; the durations of its jobs are drawn from the
+    class's curve with normal scores that correlate by `likeness`. Jobs submitted after the end of the
+    trace are left out, even if their submission began before. The column user numbers the submissions.
 
-    Raises TraceError if days or rate_scale are not above 0, or it would have no jobs, or far too many.
+    Raises TraceError if days or rate_scale are not above 0, or the trace would have no jobs, or far too many.
     """
     if not (0 < days <= LONGEST_DAYS and 0 < rate_scale <= LARGEST_RATE):
         raise TraceError(
@@ -209,7 +209,7 @@ def generate(calibration: Calibration, days: float, seed: int, rate_scale: float
 
 
 def _submission_times(calibration: Calibration, days: float, rate_scale: float, rng: np.random.Generator) -> FloatArray:
-    """Ascending times [s] of a Poisson process with hourly rates and a factor for every day."""
+    """Draw ascending times [s] of a Poisson process with hourly rates and a factor for every day."""
     hours = int(np.ceil(days * 24))
     per_hour = np.array(calibration.submissions_per_hour)[np.arange(hours) % HOURS_OF_WEEK]
     factor = _daily_factors(calibration, int(np.ceil(days)), rng)
@@ -219,7 +219,7 @@ def _submission_times(calibration: Calibration, days: float, rate_scale: float, 
 
 
 def _daily_factors(calibration: Calibration, days: int, rng: np.random.Generator) -> FloatArray:
-    """[days] log-normal factors of mean 1."""
+    """Draw log-normal factors [days] of mean 1."""
     noise = rng.standard_normal(days)
     rho = calibration.day_correlation
     state = np.empty(days)
@@ -233,9 +233,9 @@ def _daily_factors(calibration: Calibration, days: int, rng: np.random.Generator
 def _jobs_of_class(
     calibration: Calibration, group: GpuClass, begin: FloatArray, mine: IntArray, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray, IntArray, IntArray]:
-    """Submit time [s], duration [s], GPUs and number of the submission, of all jobs of a class.
+    """Draw submit time [s], duration [s], GPUs and number of the submission, for all jobs of a class.
 
-    begin: [S] start of every submission, in s. mine: numbers of those that are of the class.
+    begin: [S] start of every submission [s]. mine: indices of the submissions of this class.
     """
     count = len(mine)
     sizes = np.rint(_at(group.jobs, rng.random(count))).astype(np.int64)
@@ -258,12 +258,12 @@ def _jobs_of_class(
 
 
 def _at(quantiles: Sequence[float], level: FloatArray) -> FloatArray:
-    """Values of a quantile curve, linear in the logarithm."""
+    """Return the values of a quantile curve, interpolated linearly in the logarithm."""
     return np.asarray(np.exp(np.interp(level, LEVELS, np.log(quantiles))))
 
 
 def mark_submissions(jobs: pd.DataFrame, pause: float = SUBMISSION_PAUSE_S) -> pd.DataFrame:
-    """Jobs with columns submission (number), head (first of it), gap (s since the one before), size (jobs)."""
+    """Return the jobs with the columns submission (number), head (first job), gap (s since the last), size (jobs)."""
     jobs = jobs.sort_values(["group", "user", "gpus", "submit_time"], kind="stable")
     same = (jobs[["group", "user", "gpus"]] == jobs[["group", "user", "gpus"]].shift()).all(axis=1)
     gap = jobs["submit_time"].diff()
@@ -274,13 +274,13 @@ def mark_submissions(jobs: pd.DataFrame, pause: float = SUBMISSION_PAUSE_S) -> p
 
 
 def cluster_users(trace: Trace, seed: int) -> IntArray:
-    """[M] number of the user that every job of a trace is given; the same seed gives the same users.
+    """Assign a user number [M] to every job of a trace; the same seed gives the same users.
 
-    Jobs of a submission (`mark_submissions`; in a generated trace those drawn as one) have one user. The n submissions
-    of a virtual cluster are ranked by the mean logarithm of their durations with an error, and dealt by rank to
-    ceil(sqrt(n)) users: neighbours to each, and to the k-th largest user 1/k times as many as to the largest (Zipf). So
-    a few users submit most jobs and jobs of a user take similar times, but how long one takes stays open: see ERROR.
-    Durations that are not known, or are below 1 s, count as 1 s.
+    Jobs of a submission (`mark_submissions`; in a generated trace, jobs drawn as one submission) have one user. The n
+    submissions of a virtual cluster are ranked by the mean logarithm of their durations with an error, and divided by
+    rank among ceil(sqrt(n)) users: each gets neighbouring ranks, the k-th largest user 1/k times as many as the largest
+    (Zipf). A few users thus submit most jobs, and jobs of a user take similar but not equal times (ERROR).
+    Durations that are unknown, or below 1 s, count as 1 s.
     """
     if len(trace) == 0:
         return np.zeros(0, dtype=np.int64)

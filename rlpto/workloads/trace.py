@@ -1,4 +1,4 @@
-"""A trace: which user submitted which job when, in one form for all file formats."""
+"""A trace: jobs with users and submit times, in one form for all file formats."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COLUMNS: dict[str, tuple[type, str | float]] = {
     "gpu_type": (str, ""),
     "service_class": (str, ""),
 }
-"""Type of every column, and its value where it is not known."""
+"""Type of every column, and the value that stands for unknown."""
 COLUMNS = tuple(_COLUMNS)
 """Columns of `Trace.jobs`, in this order."""
 LONGEST_S = 40 * 365 * 86_400.0
@@ -65,7 +65,7 @@ _PACKING: dict[str, Any] = {
         "duration": "BYTE_STREAM_SPLIT",
     },
 }
-"""How traces are packed: a quarter to a half of what parquet makes of them by default."""
+"""Compression of traces: a quarter to a half of the size with parquet's defaults."""
 _ARROW = pa.schema([(name, _ARROW_TYPES[kind]) for name, (kind, _) in _COLUMNS.items()])
 
 
@@ -77,11 +77,11 @@ class Trace:
         name (text, unique), submit_time [s since the origin, ascending, 0 or more],
         duration [s on `gpus` GPUs; NaN unknown], gpus (1 or more), user, group (virtual cluster or
         queue), priority (class 0 to 2; -1 unknown), model ('' unknown), batch_size [samples; 0 unknown],
-        metric (what the job chooses its batch size by; '' unknown),
-        stop (when it stops early, as `rlpto.core.stopping.parse_rule` has it; '' unknown),
-        gpu_type (asked for, see `allowed_types`; '' unknown), service_class (such as Spot; '' unknown; not used).
-    origin: local time of second 0, which decides the hour of the week; None if the file does not state it.
-    source: where the jobs come from, for messages and captions.
+        metric (by which the job chooses its batch size; '' unknown),
+        stop (rule for stopping early, in the syntax of `rlpto.core.stopping.parse_rule`; '' unknown),
+        gpu_type (requested, read by `allowed_types`; '' unknown), service_class (such as Spot; '' unknown; not used).
+    origin: local time of second 0, which determines the hour of the week; None if the file does not state it.
+    source: origin of the jobs, for messages and captions.
 
     Raises TraceError, naming the source and the job, if a column is missing or a value is out of range.
     """
@@ -119,11 +119,11 @@ class Trace:
         return len(self.jobs)
 
     def integers(self, column: str) -> IntArray:
-        """[M] a column as int64."""
+        """Return a column as int64 [M]."""
         return self.jobs[column].to_numpy(dtype=np.int64)
 
     def texts(self, column: str) -> list[str]:
-        """M strings."""
+        """Return a column as M strings."""
         return [str(text) for text in self.jobs[column]]
 
     @property
@@ -138,7 +138,7 @@ class Trace:
 
     @property
     def gpus(self) -> IntArray:
-        """[M] GPUs requested."""
+        """[M] requested GPUs."""
         return self.integers("gpus")
 
     @property
@@ -147,9 +147,9 @@ class Trace:
         return self.integers("priority")
 
     def allowed_types(self, kind_gpus: Mapping[str, int]) -> tuple[list[tuple[str, ...]], IntArray]:
-        """Return the GPU types that each job may use on a cluster, empty: all, and the most GPUs that it may hold, [M].
+        """Return the GPU types [M] that each job may use on a cluster (empty if all), and the job's most GPUs [M].
 
-        kind_gpus: GPUs by GPU type. A job may use all types if it asks for none of them, and if there is only one.
+        kind_gpus: GPUs by GPU type. A job may use all types if it requests none of them, and if there is only one.
         """
         found = {text: matching_types(text, kind_gpus) for text in set(self.texts("gpu_type"))}
         allowed = [found[text] if len(found[text]) < len(kind_gpus) else () for text in self.texts("gpu_type")]
@@ -157,12 +157,12 @@ class Trace:
         return allowed, np.array([most[names] for names in allowed], dtype=np.int64)
 
     def take(self, rows: IntArray | np.ndarray[Any, np.dtype[np.bool_]]) -> Trace:
-        """The jobs in some rows (ascending positions, or a mask)."""
+        """Return the jobs in some rows (ascending positions, or a mask)."""
         positions = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return Trace(self.jobs.iloc[positions].reset_index(drop=True), self.origin, self.source)
 
     def slice(self, start: float, end: float) -> Trace:
-        """Jobs submitted in [start, end), with `start` [s] as the new second 0."""
+        """Return the jobs submitted in [start, end), with `start` [s] as the new second 0."""
         if not 0 <= start < end:
             raise TraceError(f"{self.source}: slice from {start} s to {end} s, expected 0 <= start < end")
         first, last = np.searchsorted(self.submit_time, (start, end))
@@ -173,20 +173,20 @@ class Trace:
 
 
 def matching_types(text: str, kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return the GPU types of a cluster that a text names, with | between several."""
+    """Return the GPU types of a cluster that are named in a text, with | between several."""
     return tuple(kind for kind in kinds if any(_same_type(name, kind) for name in text.split("|")))
 
 
 def _same_type(name: str, other: str) -> bool:
-    """Return True if, in any case, all parts of one name are parts, or two parts in a row, of the other. A100-SXM4-80GB
-    has the parts a100, sxm4 and 80gb, V100M32 v100 and m32."""
+    """Return True if all parts of one name, ignoring case, are parts, or two joined parts, of the other. A100-SXM4-80GB
+    has the parts a100, sxm4 and 80gb; V100M32 has v100 and m32."""
     own, its = (re.findall(r"[^\W\d_]+\d*|\d+[^\W\d_]*", text.casefold()) for text in (name, other))
     own_all, its_all = ({*parts, *map("".join, pairwise(parts))} for parts in (own, its))
     return bool(own and its) and (its_all.issuperset(own) or own_all.issuperset(its))
 
 
 def lacking_types(traces: Sequence[Trace], kinds: Sequence[str]) -> list[str]:
-    """Return a sentence if jobs ask for GPU types of which a cluster of several types has none."""
+    """Return a sentence if jobs request GPU types that a cluster with several types lacks."""
     asked = Counter(text for trace in traces for text in trace.texts("gpu_type") if text and len(kinds) > 1)
     missing = Counter({text: count for text, count in asked.items() if not matching_types(text, kinds)})
     jobs = f"{missing.total():,} of {sum(map(len, traces)):,} jobs"
@@ -197,8 +197,8 @@ def lacking_types(traces: Sequence[Trace], kinds: Sequence[str]) -> list[str]:
 def make_trace(
     columns: Mapping[str, AnyArray | Sequence[Any]], source: str, origin: pd.Timestamp | None = None
 ) -> Trace:
-    """A trace from columns of equal length in any order of time; columns left out are unknown. Jobs are sorted by
-    submit_time, equal times stay in order. A name that repeats gets `#2`, `#3`... Raises TraceError as Trace does."""
+    """Make a trace from columns of equal length in any order of time; missing columns are unknown. Jobs are sorted by
+    submit_time, equal times stay in order. Repeated names get `#2`, `#3`... Raises TraceError for invalid values."""
     foreign = next((name for name in columns if name not in COLUMNS), None)
     if foreign is not None:
         raise TraceError(f"{source}: column {foreign} is none of {', '.join(COLUMNS)}")
@@ -217,7 +217,7 @@ def make_trace(
 
 
 def _flat(values: AnyArray | Sequence[Any], kind: type[np.float64 | np.int64]) -> AnyArray:
-    """A column as an array. Raises ValueError unless it has one dimension: pandas takes an empty table for a column."""
+    """Return a column as an array. Raises ValueError unless it has one dimension; pandas accepts an empty table."""
     column = np.asarray(values, dtype=kind)
     if column.ndim != 1:
         raise ValueError(f"a column of {column.ndim} dimensions")
@@ -225,7 +225,7 @@ def _flat(values: AnyArray | Sequence[Any], kind: type[np.float64 | np.int64]) -
 
 
 def _unique_names(names: pd.Series[Any]) -> pd.Series[Any]:
-    """Names with `#2`, `#3`... on repetitions, even if the trace already has a job named `x#2`."""
+    """Append `#2`, `#3`... to repeated names, even if the trace already has a job named `x#2`."""
     while names.duplicated().any():
         again = names.groupby(names).cumcount()
         names = names.where(again == 0, names + "#" + (again + 1).astype(str))
@@ -233,7 +233,7 @@ def _unique_names(names: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write a parquet file, whole or not at all."""
+    """Write a trace to a parquet file, completely or not at all."""
     about = {
         "schema": _SCHEMA,
         "origin": None if trace.origin is None else trace.origin.isoformat(),
@@ -246,7 +246,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read what `write_trace` wrote. Raises TraceError if the file is missing, is no parquet file, or was not written
+    """Read a file of `write_trace`. Raises TraceError if the file is missing, is no parquet file, or was not written
     by `write_trace`."""
     check_file(path, _EXPECTED, TraceError, LARGEST_TEXT_BYTES)
     with parsing(path, _EXPECTED, TraceError):
@@ -277,7 +277,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def is_trace_file(path: Path) -> bool:
-    """Whether a file looks like one of ours: a parquet file, by its first bytes."""
+    """Return whether a file is a parquet file, by its first bytes."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PAR1"

@@ -16,20 +16,20 @@ SPLITS = ("train", "validation", "test")
 
 
 class WindowSettings(Settings):
-    """How a trace is cut: splits in order of time, windows of equal length laid end to end in each."""
+    """Division of a trace: splits in order of time, each filled with consecutive windows of equal length."""
 
     hours: float = Field(8.0, ge=0.1, le=87_600)
     """Length of a window in hours."""
     train: float = Field(0.7, ge=0, le=1)
-    """Share of the trace's span, its beginning, that training windows come from."""
+    """Share of the trace's span, from its beginning, for training windows."""
     validation: float = Field(0.1, ge=0, le=1)
-    """Share that follows, for validation windows."""
+    """Share after the training windows, for validation windows."""
     test: float = Field(0.2, ge=0, le=1)
-    """Share that follows, the end of the trace, for test windows."""
+    """Share after the validation windows, for test windows."""
     limit: int | None = Field(None, ge=1, le=10**6)
-    """Most windows per split, spread over it; null: all."""
+    """Most windows per split, chosen at random but spread over the split. Default: all windows."""
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
-    """Seed of that choice."""
+    """Seed of the choice of windows under `limit`."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> WindowSettings:
@@ -49,11 +49,10 @@ class Window(NamedTuple):
 
 
 def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, list[Window]]:
-    """Windows of every split of a trace that covers [0, span_seconds).
+    """Return the windows of every split of a trace that covers [0, span_seconds).
 
-    A window never crosses the boundary of its split: what is left at the end of a split and is
-    shorter than a window is not used. But a trace that is shorter than a window, and lies in a single split, is one
-    window.
+    A window never crosses the boundary of its split; a remainder shorter than a window at the end of
+    a split is not used. However, a trace that is shorter than a window, and lies in a single split, is one window.
 
     Raises ConfigError if no split is long enough for a single window.
     """
@@ -72,17 +71,17 @@ def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, li
 
 
 def _lay(split: str, start: float, end: float, length: float) -> list[Window]:
-    """Windows end to end from `start`; a rounding error of up to a microsecond does not lose one."""
-    count = int((end - start + min(1e-6, length / 2)) // length)  # of jobs all submitted at once, the length is tiny
+    """Return consecutive windows from `start`. A rounding error of up to a microsecond does not lose a window."""
+    count = int((end - start + min(1e-6, length / 2)) // length)  # tiny length if all jobs are submitted at once
     edges = np.minimum(start + length * np.arange(count + 1), end)
     return [Window(f"{split}-{i:03d}", split, float(edges[i]), float(edges[i + 1])) for i in range(count)]
 
 
 def select(windows: Sequence[Window], count: int, seed: int) -> list[Window]:
-    """At most `count` windows in order of time, spread over the split.
+    """Choose at most `count` windows in order of time, spread over the split.
 
-    The split is cut into `count` equal stretches and one window drawn from each, so that no choice
-    falls into one corner of the trace; the same seed draws the same windows.
+    The split is divided into `count` equal parts and one window drawn from each, so the windows never
+    crowd in one part of the trace. The same seed draws the same windows.
     """
     if count >= len(windows):
         return list(windows)

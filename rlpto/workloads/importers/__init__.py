@@ -1,6 +1,6 @@
 """Importers of public trace formats. Imports nothing heavy: `rlpto --help` names all formats.
 
-A new one is a row of `tables.py`, or a module here, called like the format, with a FORMAT; see `base.Format`.
+A new format is a row of `tables.py`, or a module here with the format's name and a FORMAT (`base.Format`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlpto.workloads.importers.base import Format, ImportResult
 
 _SHARED = ("base", "csvfile", "tables")
-"""Modules that are no formats, but what formats share."""
+"""Modules that are no formats but contain code shared by formats."""
 
 
 @cache
@@ -30,10 +30,10 @@ def format_names() -> tuple[str, ...]:
 
 
 def import_trace(name: str, path: Path, skip_bad_lines: bool = False, columns: str | None = None) -> ImportResult:
-    """Read a public trace, or, with format table, a csv file of which `columns` says what its columns mean.
+    """Read a public trace or, with format table, a csv file whose columns are explained by `columns`.
 
-    Raises TraceError for an unknown format, for a file that is none of that format, and, unless
-    skip_bad_lines, for the first broken line as `file:line: reason, expected ...`.
+    Raises TraceError for an unknown format, for a file of another format, and, unless
+    skip_bad_lines, for the first broken line: `file:line: reason, expected ...`.
     """
     if name not in format_names():
         near = difflib.get_close_matches(name, format_names(), n=1, cutoff=0.0)[0]
@@ -48,7 +48,7 @@ def import_trace(name: str, path: Path, skip_bad_lines: bool = False, columns: s
 
 
 def detect_format(path: Path) -> str:
-    """Name of the format detected from a file's first lines; TraceError if no format fits."""
+    """Detect a file's format from its first lines and return its name. Raises TraceError if no format fits."""
     from rlpto.workloads.importers.base import read_log
 
     head = read_log(path)[:4096]
@@ -59,7 +59,7 @@ def detect_format(path: Path) -> str:
 
 
 def _format(name: str) -> Format:
-    """The importer of a name: described by a table, or with a module of its own."""
+    """Return the importer of a name, described by a table or defined in a module."""
     from rlpto.workloads.importers.csvfile import table_format
 
     if name in TABLES:

@@ -1,4 +1,4 @@
-"""What all importers share: reading text, broken lines, and turning columns into a trace."""
+"""Shared code of all importers: reading text, broken lines, and turning columns into a trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEVER_RAN = "never ran"
 
 
 class BadLine(NamedTuple):
-    """A line (counted from 1) that was left out, and why."""
+    """A line (counted from 1) that was left out, and the reason."""
 
     line: int
     reason: str
@@ -37,9 +37,9 @@ class ImportResult:
     """Result of importing a file.
 
     trace: the GPU jobs that ran.
-    skipped: lines left out in order: broken ones, and those that are no errors, such as NEVER_RAN.
-    cpu_jobs: jobs without GPUs, which are left out as well.
-    notes: how often something uncommon was imported all the same, such as jobs of one name.
+    skipped: lines left out, in order: broken lines, and lines left out for other reasons, such as NEVER_RAN.
+    cpu_jobs: number of jobs without GPUs, which are left out as well.
+    notes: number of times that something uncommon was imported, such as jobs of the same name.
     """
 
     trace: Trace
@@ -48,15 +48,15 @@ class ImportResult:
     notes: dict[str, int]
 
     def reasons(self) -> dict[str, int]:
-        """How many lines were skipped for each reason (quoted values left out), most frequent first."""
+        """Number of skipped lines for each reason (without quoted values), most frequent first."""
         return dict(Counter(re.sub(r"'.*?'", "...", bad.reason) for bad in self.skipped).most_common())
 
 
 class Format(NamedTuple):
-    """An importable format, called as its module.
+    """An importable format, named after its module.
 
-    read: imports a file; TraceError at the first broken line, unless they are skipped as the second argument says.
-    recognises: whether the first lines of a file look like it.
+    read: imports a file; raises TraceError at the first broken line, unless the second argument is True (skip them).
+    recognises: returns whether the first lines of a file look like this format.
     """
 
     read: Callable[[Path, bool], ImportResult]
@@ -64,18 +64,18 @@ class Format(NamedTuple):
 
 
 def read_log(path: Path) -> str:
-    """A text file, which may be packed under any name. Raises TraceError if it is missing, broken, too large, empty or
-    not UTF-8 text."""
+    """Read a text file, which may be compressed under any name. Raises TraceError if it is missing, broken, too large,
+    empty or not UTF-8 text."""
     return read_text(path, "a trace", TraceError, packed=True)
 
 
 @dataclass
 class Lines:
-    """The lines of a file during the check: which are still valid, and what was wrong with the others.
+    """The lines of a file while they are checked: valid lines, and the errors of the others.
 
-    number: [N] line of every row, counted from 1. good: [N] rows that are still in. repeats: [N] rows equal to an
-    earlier one. clock: offset from UTC [s] of the clock that dates are read on, and the line that decided it; NaN where
-    dates have no offset. None before a date was read.
+    number: [N] line of every row, counted from 1. good: [N] whether a row is still valid. repeats: [N] whether a row
+    equals an earlier row. clock: offset from UTC [s] of the clock of dates, NaN if dates have no offset, and the line
+    that decided it; None before a date was read.
     """
 
     path: Path
@@ -94,13 +94,13 @@ class Lines:
         self.repeats = np.zeros(len(self.number), dtype=np.bool_)
 
     def reject(self, rows: BoolArray, reason: Callable[[int], str]) -> None:
-        """Note rows [N] as broken; `reason` says what is wrong with row i and what was expected."""
+        """Mark rows [N] as broken; `reason` returns the error of row i and the expected value."""
         for row in np.flatnonzero(rows & self.good):
             self._broken.append(BadLine(int(self.number[row]), reason(int(row))))
         self.good &= ~rows
 
     def adopt(self, part: Lines, rows: IntArray) -> None:
-        """Take over what was found broken in `part`, whose entry i belongs to row rows[i] here."""
+        """Take over the broken rows of `part`, whose entry i belongs to row rows[i] here."""
         broken = np.zeros(len(self.number), dtype=np.bool_)
         broken[rows[~part.good]] = True
         self._broken.extend(part._broken)
@@ -108,17 +108,17 @@ class Lines:
         self.good &= ~broken
 
     def leave_out(self, rows: BoolArray, reason: str = NEVER_RAN) -> None:
-        """Leave out rows [N] that are no error of the file."""
+        """Leave out rows [N] without counting them as errors of the file."""
         rows = rows & self.good
         self.skipped.extend(BadLine(int(line), reason) for line in self.number[rows])
         self.good &= ~rows
 
     def once(self, rows: BoolArray | None = None) -> None:
-        """Leave out rows [N] that repeat an earlier one. Default: those of `repeats`."""
+        """Leave out rows [N] that repeat an earlier row. Default: `repeats`."""
         self.leave_out(self.repeats if rows is None else rows, "the same row again")
 
     def note(self, rows: BoolArray, text: str) -> None:
-        """Count those of rows [N] that are still in, for the summary of the import."""
+        """Count the rows [N] that are still valid, for the summary of the import."""
         self.notes[text] += int(np.count_nonzero(rows & self.good))
 
     def without_gpus(self, rows: BoolArray) -> None:
@@ -127,10 +127,10 @@ class Lines:
         self.good &= ~rows
 
     def finish(self, columns: dict[str, AnyArray], origin: pd.Timestamp | None, rebase: bool = True) -> ImportResult:
-        """The trace of the rows that are still in; every column has N rows.
+        """Return the trace of the rows that are still valid; every column has N rows.
 
         rebase: make the first submission second 0 (and move the origin along).
-        Raises TraceError at the first broken line unless they are skipped, and if no job is left.
+        Raises TraceError at the first broken line unless broken lines are skipped, and if no job is left.
         """
         self._check_ranges(columns)
         self.refuse_broken()
@@ -162,7 +162,7 @@ class Lines:
             raise TraceError(f"{self.path}:{first.line}: {first.reason}")
 
     def _check_ranges(self, columns: dict[str, AnyArray]) -> None:
-        """Reject what no trace can hold: a job far from all others in time, too long, or too large."""
+        """Reject jobs that no trace can hold: far from all others in time, too long, or too large."""
         submit = np.asarray(columns["submit_time"], dtype=np.float64)
         middle = float(np.median(submit[self.good])) if self.good.any() else 0.0
         most = f"{LONGEST_S / 2 / _YEAR_S:g} years"
@@ -185,11 +185,11 @@ BLANKS = frozenset(("", "nan", "NaN", "None", "none", "null", "NULL", "NA", "N/A
 _LARGEST_NUMBER = 1e10
 """Largest plausible number of seconds or GPUs."""
 LAST_SECOND = 130 * 365.25 * 86_400.0
-"""Seconds since 1970 that a date may be at most: the year 2100."""
+"""Latest allowed date [s since 1970]: the year 2100."""
 
 
 def is_blank(texts: Sequence[str]) -> BoolArray:
-    """[N] whether each text stands for an unknown value."""
+    """Return whether each text [N] stands for an unknown value."""
     return np.fromiter((text.strip() in BLANKS for text in texts), dtype=np.bool_, count=len(texts))
 
 
@@ -197,10 +197,10 @@ def numbers(
     lines: Lines, name: str, texts: Sequence[str], low: float = 0.0, blank: float | None = None, whole: bool = False,
     clock: bool = False,
 ) -> FloatArray:  # fmt: skip
-    """[N] a column of numbers, `low` or more; rows that are not are rejected.
+    """Parse a column of numbers [N]; rows that hold no number, or a number below `low`, are rejected.
 
-    blank: what an empty field means; None: an empty field is broken. whole: only integers. clock: a number of seconds
-    may also be given as [D-]HH:MM:SS.
+    blank: value of an empty field. Default: an empty field is broken. whole: allow only integers. clock: a number of
+    seconds may also be given as [D-]HH:MM:SS.
     """
     series = pd.Series(texts, dtype=object)
     if clock and any(":" in text for text in texts):
@@ -227,7 +227,7 @@ def _shown(text: str) -> str:
 
 _CLOCK = re.compile(r"^\s*(?:(\d{1,9})-)?(\d{1,9}):([0-5]?\d):([0-5]?\d(?:\.\d{1,9})?)\s*$", re.ASCII)
 EPOCH = pd.Timestamp(0)
-"""Origin of what `times` returns."""
+"""Origin of the seconds that `times` returns."""
 _MONTH = re.compile(r"\d{4}-\d\d", re.ASCII)
 _EPOCH = datetime(1970, 1, 1)
 _SECOND = timedelta(seconds=1)
@@ -239,11 +239,11 @@ _CHANGE_MONTHS = (3, 4, 10, 11)
 def times(
     lines: Lines, name: str, texts: Sequence[str], blank: bool = False, hours_from_utc: int | None = None
 ) -> FloatArray:
-    """[N] a column of dates as seconds since 1970 of one local clock; rows that are not dates are rejected.
+    """Parse a column of dates [N] into seconds since 1970 on one local clock; rows that hold no date are rejected.
 
-    Dates are those of ISO 8601, with a space or a T before the time. Either all dates of a file have an offset from
-    UTC, and are put on one clock, or none has. blank: empty fields are allowed and become NaN. hours_from_utc: the
-    clock that dates with an offset are put on. Default: their own, or UTC if offsets differ.
+    Dates are in ISO 8601, with a space or a T before the time. Either all dates of a file have an offset from UTC, and
+    are converted to one clock, or none has. blank: empty fields are allowed and become NaN. hours_from_utc: the clock
+    for dates with an offset. Default: the clock of the dates, or UTC if offsets differ.
     """
     local, offset = np.array([_date(text) for text in texts], dtype=np.float64).reshape(-1, 2).T
     dated, aware = np.isfinite(local), np.isfinite(offset)
@@ -269,7 +269,7 @@ def times(
 
 
 def _date(text: str) -> tuple[float, float]:
-    """Seconds since 1970 on a date's own clock and the clock's offset from UTC [s]; NaN where there is none."""
+    """Return the seconds since 1970 on a date's clock and the clock's offset from UTC [s], or NaN if it has none."""
     shown = text.strip()
     try:
         date = datetime.fromisoformat(f"{shown}-01" if _MONTH.fullmatch(shown) else shown)
@@ -280,14 +280,14 @@ def _date(text: str) -> tuple[float, float]:
 
 
 Moments = tuple[str, Sequence[str], FloatArray]
-"""A column of times: its name, its texts, and seconds [N], NaN where there is none."""
+"""A column of times: its name, its texts, and seconds [N], NaN for empty fields."""
 
 
 def elapsed(lines: Lines, earlier: Moments, later: Moments) -> FloatArray:
-    """[N] seconds from one column of times to another; rows in which the later one comes first are rejected.
+    """Return the seconds [N] from one column of times to another; rows with a negative difference are rejected.
 
-    Local dates may do so by less than an hour where clocks were set back at the end of daylight saving time: in a
-    Sunday's first four hours, in spring or autumn. An hour is added there, and noted.
+    Differences of local dates may be negative by less than an hour when clocks are set back at the end of daylight
+    saving time: in a Sunday's first four hours, in spring or autumn. In these rows an hour is added, and noted.
     """
     (before, early, start), (after, late, end) = earlier, later
     seconds = end - start
@@ -302,7 +302,7 @@ def elapsed(lines: Lines, earlier: Moments, later: Moments) -> FloatArray:
 
 
 def merge(lines: Lines, columns: dict[str, AnyArray], **how: str) -> dict[str, AnyArray]:
-    """Put the rows of a name that are still in together in the first of them, and take the others out of `lines`.
+    """Merge the valid rows of the same name into the first of them, and remove the others from `lines`.
 
     how: name of a pandas aggregation by column, such as min or sum. Other columns keep the value of the first row.
     """

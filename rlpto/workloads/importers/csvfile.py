@@ -1,4 +1,4 @@
-"""CSV files of known columns: split once, then checked and converted a whole column at a time."""
+"""Read CSV files of known columns: split once, then checked and converted a whole column at a time."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def read_csv(
     optional: Sequence[str] = (),
     headerless: Sequence[str] = (),
 ) -> tuple[Columns, Lines]:
-    """Columns of a csv file, and the lines they stand on; blank lines do not count. The header decides the separator.
+    """Read the columns of a csv file, and their lines; blank lines do not count. The header determines the separator.
 
-    required: columns that must be there, in any order among others. optional: columns taken if there. `X.gpu` and
-    `X.gpu_type` are the GPUs and their type in the text of a column X as `sacct` has it, such as cpu=8,gres/gpu:a100=2.
+    required: columns that the file must have, in any order among others. optional: columns read if they exist. `X.gpu`
+    and `X.gpu_type` are number and type of the GPUs in a column X in sacct's format, such as cpu=8,gres/gpu:a100=2.
     headerless: names of all columns of a file that may come without a header line.
 
     Raises TraceError if the header lacks a column. Rows with another number of fields than the
@@ -99,13 +99,13 @@ def read_csv(
 
 
 def _source(name: str, header: Sequence[str]) -> str:
-    """Name of the column that holds `name`, which may be a part of it."""
+    """Return the name of the column that holds `name`, which may be a part of the column."""
     column, _, part = name.rpartition(".")
     return column if name not in header and part in _gpus_of("") else name
 
 
 def _gpus_of(text: str) -> dict[str, str]:
-    """Number and type of the GPUs in a list of resources, such as cpu=8,gres/gpu:a100=2,gres/gpu=2 or gpu:a100:2."""
+    """Parse the number and type of GPUs in a list of resources: cpu=8,gres/gpu:a100=2,gres/gpu=2 or gpu:a100:2."""
     found = [(int(count), kind) for kind, count in _GPUS.findall(text)]
     typed = [entry for entry in found if entry[1]]
     total = next((count for count, kind in found if not kind), sum(count for count, _ in typed))
@@ -113,7 +113,7 @@ def _gpus_of(text: str) -> dict[str, str]:
 
 
 def table_format(name: str, table: Table) -> Format:
-    """A format that is described by a table of its columns."""
+    """Return the format described by a table of its columns."""
 
     def read(path: Path, skip_bad_lines: bool) -> ImportResult:
         return _read_jobs(name, table, *read_csv(path, table.required, skip_bad_lines, table.optional))
@@ -122,7 +122,7 @@ def table_format(name: str, table: Table) -> Format:
 
 
 def header_of(head: str) -> list[str]:
-    """Names of the columns in the first line of a file, or what stands in their place."""
+    """Return the texts in the first line of a file, usually the names of its columns."""
     line = head.lstrip().partition("\n")[0]
     return [name.strip(' "') for name in line.split(max(SEPARATORS, key=line.count))]
 
@@ -144,7 +144,7 @@ def _read_jobs(name: str, table: Table, found: Columns, lines: Lines) -> ImportR
 
 
 def job_columns(name: str, table: Table, found: Columns, lines: Lines) -> dict[str, AnyArray]:
-    """Columns of a trace from those of a table, one job a row; rows that are broken are rejected."""
+    """Convert the columns of a table, one job a row, to columns of a trace; broken rows are rejected."""
 
     def moments(column: str, blank: bool = True) -> FloatArray:
         if table.dates:

@@ -23,8 +23,8 @@ _LOCAL_TIME = pd.Timedelta(hours=8)
 def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     """Import the table, the GPU tasks of one job_name as one job.
 
-    Its GPUs are the sum over tasks of inst_num x plan_gpu / 100, rounded up; it runs from the first
-    start to the last end. The submission is not recorded: the first start stands for it. A job with
+    A job's GPUs are the sum over tasks of inst_num x plan_gpu / 100, rounded up; it runs from the first
+    start to the last end. Submit times are not recorded; the first start replaces them. A job with
     a task that has started but not ended has an unknown duration.
     """
     table, lines = read_csv(

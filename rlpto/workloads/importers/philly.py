@@ -25,7 +25,7 @@ _BETWEEN = re.compile(r"\s*(,?)\s*")
 
 
 class _Attempt(NamedTuple):
-    """job: its number in the file. start, end: as they stand there. gpus: on all machines."""
+    """job: number of the job in the file. start, end: texts in the file. gpus: GPUs on all machines."""
 
     job: int
     start: str
@@ -36,9 +36,9 @@ class _Attempt(NamedTuple):
 def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     """Import a `cluster_job_log`.
 
-    A job's GPUs are those of its largest attempt, its duration the summed run time of its attempts. A job without any
-    attempt that started is left out as never having run; one whose last attempt has no end was still running, so its
-    duration is unknown; an earlier attempt without start or end (a known fault of the log) counts as nothing. A broken
+    A job's GPUs are the GPUs of its largest attempt, its duration the summed run time of its attempts. A job without
+    any started attempt is left out, since it never ran. If the last attempt has no end, the job was still running and
+    its duration is unknown. An earlier attempt without start or end (a known fault of the log) counts as 0. A broken
     record is reported with the line on which it begins; a fault in the JSON itself cannot be skipped.
     """
     records, numbers, said = zip(*_records(path, read_log(path)), strict=True)
@@ -73,7 +73,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
 
 
 def _records(path: Path, text: str) -> Iterator[tuple[object, int, str]]:
-    """Every element of a JSON list with the line it begins on, and its text."""
+    """Yield every element of a JSON list with the line on which it begins, and its text."""
     decoder = json.JSONDecoder()
     at = len(text) - len(text.lstrip())
     if text[at] != "[":
@@ -104,7 +104,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[object, int, str]]:
 
 
 def _fault(record: object) -> str | None:
-    """What is wrong with the form of a record, or None."""
+    """Return the error in the form of a record, or None."""
     if not isinstance(record, dict):
         return f"record {str(record)[:40]!r}, expected an object with jobid, submitted_time and attempts"
     for key in ("jobid", "submitted_time", "attempts"):
@@ -123,7 +123,7 @@ def _fault(record: object) -> str | None:
 
 
 def _sum_attempts(lines: Lines, attempts: list[_Attempt], submit: Moments) -> tuple[FloatArray, IntArray, BoolArray]:
-    """Duration [s], GPUs, and whether it ever started, of every job."""
+    """Return the duration [s] and GPUs of every job, and whether it ever started."""
     count = len(lines.number)
     job = np.array([attempt.job for attempt in attempts], dtype=np.int64)
     own = Lines(lines.path, lines.number[job], lines.skip_bad_lines)

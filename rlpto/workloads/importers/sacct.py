@@ -1,7 +1,7 @@
-"""Slurm's accounting, as `sacct -P` writes it (also with -D). Durations are Elapsed, which no clock change affects.
+"""Slurm's accounting, written by `sacct -P` (also with -D). Durations are Elapsed, which no clock change affects.
 
-Steps (`7.batch`, `7.0`) are left out. A job that was requeued, whose JobID repeats, is one job of all its runs, and the
-components of a heterogeneous job (`7+0`, `7+1`) are one job. Elements of an array (`7_3`) are jobs of their own.
+Steps (`7.batch`, `7.0`) are left out. All runs of a requeued job, whose JobID repeats, are one job, and the
+components of a heterogeneous job (`7+0`, `7+1`) are one job. Elements of an array (`7_3`) are separate jobs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     lines.once()
     lines.leave_out(is_blank(found["Start"]))
     allocated = resources[0].startswith("Alloc")
-    # A job that was cancelled in the queue has the time of that as Start.
+    # A job that was cancelled in the queue has the time of its cancellation as Start.
     lines.leave_out(is_blank(found[resources[0]]) if allocated else np.isin(found[duration], ("0", "00:00:00")))
     first = [next((r for r in resources if found[r][i].strip()), resources[0]) for i in range(len(lines.number))]
     for part in ("gpu", "gpu_type"):
@@ -42,7 +42,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     table = Table("", *columns, state="State", gpu_type="gpu_type", dates=True)
     jobs = job_columns("sacct", table, found, lines)
     rows = lines.good.copy()
-    jobs["duration"] = np.where(np.isnan(jobs["duration"]), np.inf, jobs["duration"])  # a sum with it is unknown
+    jobs["duration"] = np.where(np.isnan(jobs["duration"]), np.inf, jobs["duration"])  # makes sums with it unknown
     jobs = merge(lines, jobs, submit_time="min", duration="sum", gpus="max")
     jobs["name"] = np.array([name.partition("+")[0] for name in jobs["name"]], dtype=object)
     jobs = merge(lines, jobs, submit_time="min", duration="max", gpus="sum")

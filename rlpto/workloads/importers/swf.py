@@ -27,10 +27,10 @@ _PIECES = ("2", "3", "4")
 def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     """Import a log.
 
-    GPUs are the processors requested, or those used where that is unknown; a job that has neither
+    GPUs are the requested processors or, if unknown, the used processors; a job that has neither
     counts as a CPU job. A job ran if its run time is above 0, or 0 with status 1 (completed). The pieces of a
-    job that was swapped out are left out: the standard gives such a job a line of its own, with status 0 or 1, which
-    sums them up. The local time of second 0 is taken from the comments UnixStartTime and TimeZoneString, if there.
+    job that was swapped out are left out: the standard gives such a job a separate line, with status 0 or 1, which
+    sums them up. The local time of second 0 is taken from the comments UnixStartTime and TimeZoneString, if present.
     """
     text = read_log(path)
     rows, at = [], []
@@ -69,7 +69,7 @@ def _known(text: str) -> str:
 
 
 def _origin(path: Path, text: str) -> pd.Timestamp | None:
-    """Local time of second 0 by the comments, or None."""
+    """Return the local time of second 0 from the comments, or None."""
     start = re.search(r"^;\s*UnixStartTime:\s*([0-9]+)", text, re.MULTILINE)
     zone = re.search(r"^;\s*TimeZoneString:\s*(\S+)", text, re.MULTILINE)
     if start is None or not start[1].strip("0"):

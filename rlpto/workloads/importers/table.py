@@ -1,4 +1,4 @@
-"""A csv file of one's own, one job a line: `--columns` says which of its columns means what."""
+"""A user's own csv file, one job a line; `--columns` explains its columns."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlpto.workloads.importers.tables import Table
 
 _OTHERS = ("begins", "origin", "gpu_share")
 COLUMNS = tuple(entry.name for entry in fields(Table) if entry.type == "str" and entry.name not in _OTHERS)
-"""Meanings that a column may have, as the fields of `Table`."""
+"""Possible meanings of a column: fields of `Table`."""
 _EXPECTED = "--columns submit=COLUMN,gpus=COLUMN,..., or a YAML file of such pairs"
 
 
 def described(columns: str) -> Format:
     """Return the format of a csv file by `columns`: pairs such as submit=Submit,gpus=GPUs, or a YAML file of them.
 
-    Raises ConfigError for an unknown or missing meaning, or one that is given twice.
+    Raises ConfigError for an unknown, missing or repeated meaning.
     """
     place, given = "--columns", dict[str, Any]()
     if columns.endswith((".yaml", ".yml")):

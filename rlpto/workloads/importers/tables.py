@@ -1,4 +1,4 @@
-"""Formats that are csv files with one job a line: what their columns are called, and what they mean.
+"""Formats that are csv files with one job a line: names and meanings of their columns.
 
 Imports nothing heavy: the names of all formats are needed for `rlpto --help`. Reading is in `csvfile.py`.
 
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """A format. All but `begins` and the flags are names of columns; empty: there is none.
+    """A format. All fields but `begins` and the flags are names of columns, or empty texts if there is no such column.
 
-    begins: start of the header line. name: of a job; none: jobs are called by their lines. duration: in seconds. start,
-    end: a job has run from the one to the other; where one of them is missing, `duration` counts. A job without a start
-    never ran. optional: columns that may be missing. gpu_share: thousandths of each of `gpus`. workers: number of
-    workers, each with `gpus`. state: of a job; the duration of one that is still running is unknown. gpu_type,
-    service_class, model, batch_size, metric, stop: as in `rlpto.workloads.trace.Trace`. dates: times are dates, else
-    seconds; None: the first submission decides. rebase: the first submission is second 0, else the file's own. origin:
-    local date of the file's own second 0. hours_from_utc: the clusters' own clock, for dates with an offset. Default:
-    the clock of the dates, or UTC if offsets differ. identified: rows that repeat exactly are one job. fractions: GPUs
-    may be fractions; they are rounded up, since a worker here holds a GPU alone. unknown: durations and numbers of GPUs
-    may be empty: not known, and none.
+    begins: start of the header line. name: a job's name; without this column, jobs are named after their lines.
+    duration: in seconds. start, end: a job has run from start to end; if either is missing, `duration` counts. A job
+    without a start never ran. optional: columns that may be missing. gpu_share: thousandths of each of `gpus`.
+    workers: number of workers, each with `gpus`. state: state of a job; the duration of a running job is unknown.
+    gpu_type, service_class, model, batch_size, metric, stop: explained in `rlpto.workloads.trace.Trace`. dates: whether
+    times are dates or seconds; if None, the first submission decides. rebase: make the first submission second 0, else
+    keep the file's second 0. origin: local date of the file's second 0. hours_from_utc: the clusters' clock, for dates
+    with an offset. Default: the clock of the dates, or UTC if offsets differ. identified: rows that repeat exactly are
+    one job. fractions: GPUs may be fractions; they are rounded up, since a worker here holds a GPU alone. unknown:
+    allow empty durations (unknown) and empty numbers of GPUs (no GPUs).
     """
 
     begins: str
@@ -61,7 +61,7 @@ class Table:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Columns that must be there."""
+        """Columns that the file must have."""
         first = (self.name, self.user, self.group, self.model, self.gpus, self.gpu_share, self.submit, self.start)
         more = (self.end, self.duration, self.workers, self.state, self.gpu_type, self.service_class)
         columns = (*first, *more, self.batch_size, self.metric, self.stop)
