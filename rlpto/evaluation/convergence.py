@@ -1,7 +1,7 @@
-"""Who holds fewer GPUs as it converges, who pays for that, and who gains.
+"""Measure whether jobs hold fewer GPUs as they converge, and how this affects their and other jobs' JCT.
 
-A stage is a range of the share that a job has of all the accuracy it can gain. GPUs are weighted by the time that a job
-holds them. Accuracy is known at every change of GPUs, and when 90, 95 and 99 % were reached; between, it rises evenly.
+A stage is a range of the share that a job has reached of the accuracy it can gain. GPUs are weighted by the time that a
+job holds them. Accuracy is known at every change of GPUs and on reaching 90, 95 and 99 %, and linear in between.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 STAGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
 """Bounds of the stages; all are compared with the second."""
 FEWEST_DELAYS = 10
-"""Rescale delays that a counted job runs for at least: a shorter one gains nothing by other GPUs."""
+"""Least running time of a counted job, in rescale delays. Shorter jobs gain nothing by other numbers of GPUs."""
 TINY = 1e-9
-"""Share of the accuracy that counts as the rise of a stretch without any."""
+"""Assumed rise of the accuracy's share in a stretch without a rise."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Convergence:
     """GPUs that jobs hold as they converge: means over jobs of all runs, with intervals over windows.
 
     Counted are finished jobs that have held several GPUs and ran for FEWEST_DELAYS rescale delays.
-    held: geometric mean of their GPUs in each stage over those in the second. jobs: number of them that hold several at
-    70 %. shrink, grow: shares of these that hold fewer, and more, at 99 %. shrinking_jct, other_jct, other_to_95:
-    geometric means over the jobs that shrink, and over all others, of the JCT and of the time to 95 % of the accuracy,
-    over the same job's under the reference.
+    held: geometric mean of GPUs in each stage relative to GPUs in the second stage. jobs: number of counted jobs with
+    several GPUs at 70 %. shrink, grow: shares of these jobs with fewer, and more, GPUs at 99 %. shrinking_jct,
+    other_jct, other_to_95: geometric means, relative to the same jobs under the reference, of the JCT of shrinking
+    jobs, the JCT of all others, and the time to 95 % of the accuracy of all others.
     """
 
     jobs: int
@@ -45,7 +45,7 @@ class Convergence:
     other_to_95: Interval
 
     def sentence(self, policy: str, reference: str) -> str:
-        """Return who shrinks under the policy, who pays and who gains, as one sentence."""
+        """Return one sentence on shrinking jobs and the JCT under the policy."""
         if not self.jobs:
             return f"Under {policy} no job that ran for {FEWEST_DELAYS} rescale delays had several GPUs at 70 %."
         text = f"Under {policy} {_text(self.shrink, 100, 0)} % of the {self.jobs} jobs with several GPUs at 70 % of "
@@ -59,7 +59,7 @@ class Convergence:
 def convergence(
     records: Sequence[RunRecord], reference: Sequence[RunRecord], delays: Mapping[str, float]
 ) -> Convergence:
-    """Return what jobs hold as they converge in `records`, and what that brings against `reference`.
+    """Return the GPUs of converging jobs in `records`, and the JCT relative to `reference`.
 
     reference: the same windows and seeds in the same order under another policy. delays: rescale delay by model [s].
     """
@@ -99,7 +99,7 @@ def convergence(
 
 
 def gpus_by_stage(record: RunRecord) -> FloatArray:
-    """[M, STAGES - 1] mean GPUs of every job in each stage; NaN in one that it has not passed, or if unfinished."""
+    """Return the mean GPUs [M, STAGES - 1] of every job in each stage; NaN if it did not pass the stage or finish."""
     job, low, high, gpus, seconds = _stretches(record)
     found, low = np.full((len(record.jobs.names), len(STAGES) - 1), np.nan), np.minimum(low, 1 - TINY)
     rise = np.maximum(high - low, TINY)
@@ -111,7 +111,8 @@ def gpus_by_stage(record: RunRecord) -> FloatArray:
 
 
 def gpus_at(record: RunRecord, share: float) -> FloatArray:
-    """[M] GPUs of every job when it first had a share of its accuracy; NaN where it never did, or if unfinished."""
+    """Return the GPUs [M] of every job when it first reached a share of its accuracy; NaN if it did not, or is
+    unfinished."""
     job, _, high, gpus, _ = _stretches(record)
     found = np.full(len(record.jobs.names), np.nan)
     reached, first = np.unique(job[high >= share], return_index=True)
@@ -120,8 +121,8 @@ def gpus_at(record: RunRecord, share: float) -> FloatArray:
 
 
 def _stretches(record: RunRecord) -> tuple[IntArray, FloatArray, FloatArray, IntArray, FloatArray]:
-    """Stretches of finished jobs with unchanged GPUs, cut at 90, 95 and 99 %: job, shares of its accuracy at begin and
-    end, GPUs, and seconds."""
+    """Return the stretches of finished jobs with unchanged GPUs, cut at 90, 95 and 99 %: job, shares of its accuracy at
+    begin and end, GPUs, and seconds."""
     changes, jobs = record.changes, record.jobs
     begin, (numbers, first) = np.full(len(jobs.names), np.nan), np.unique(changes.job, return_index=True)
     begin[numbers] = changes.accuracy[first]
@@ -141,13 +142,13 @@ def _stretches(record: RunRecord) -> tuple[IntArray, FloatArray, FloatArray, Int
 
 
 def _pooled(runs: Sequence[RunRecord]) -> FloatArray:
-    """[5, M] submit, start and finish, time of 95 % of the accuracy, and most GPUs held of the jobs of all runs."""
+    """Return submit, start and finish time, time of 95 % of the accuracy, and peak GPUs [5, M] of all runs' jobs."""
     names = ("submit_time", "start_time", "finish_time", "reached_95", "peak_gpus")
     return np.concatenate([np.array([getattr(run.jobs, name) for name in names]) for run in runs], axis=1)
 
 
 def _text(interval: Interval, factor: int = 1, digits: int = 2) -> str:
-    """The estimate, with its interval if it has one."""
+    """Format the estimate, with its interval if it has one."""
     if not interval.samples:
         return NOTHING
     estimate, low, high = (f"{factor * one:.{digits}f}" for one in (interval.estimate, interval.low, interval.high))

@@ -1,4 +1,4 @@
-"""How close the simulator is to real clusters: the same workload under the same policies on both."""
+"""Fidelity of the simulator: the same workload under the same policies, simulated and on a real cluster."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RANKED = ("jct_mean", "reward")
 
 @dataclass(frozen=True)
 class Fidelity:
-    """All policies on both. The tables have the columns simulated, real, difference (simulated minus real) and
-    relative (the difference over the real value; NaN where that is 0).
+    """Results of all policies on both sides. The tables have the columns simulated, real, difference (simulated minus
+    real) and relative (the difference over the real value; NaN if the real value is 0).
 
     policies: best by real mean JCT first. metrics: a row for each policy and metric of COMPARED. jobs: JCT [s] of every
-    job that finished on both, mean over seeds, a row for each policy and `window/name`. unfinished: by policy, the jobs
-    that one of the two finished and the other did not.
+    job that finished on both sides, mean over seeds, a row for each policy and `window/name`. unfinished: by policy,
+    the jobs that finished on one side only.
     """
 
     policies: tuple[str, ...]
@@ -47,7 +47,7 @@ class Fidelity:
         )
 
     def agreeing_pairs(self, metric: str) -> tuple[int, int]:
-        """Number of pairs of policies that both rank in the same order, and number of all pairs."""
+        """Number of pairs of policies that both sides rank in the same order, and number of all pairs."""
         place = {policy: at for at, policy in enumerate(self.ranking(metric, real=False))}
         pairs = list(combinations(self.ranking(metric, real=True), 2))
         return sum(place[better] < place[worse] for better, worse in pairs), len(pairs)
@@ -83,14 +83,14 @@ def _differences(simulated: pd.Series[float], real: pd.Series[float]) -> pd.Data
 
 
 def _metric_means(finished: Sequence[FinishedCell]) -> pd.Series[float]:
-    """Means over cells by policy and metric; NaN if a cell has none."""
+    """Return the means over cells by policy and metric; NaN if a cell lacks the metric."""
     rows = [(done.cell.policy, name, done.metrics[name]) for done in finished for name in COMPARED]
     by_metric = pd.DataFrame(rows, columns=["policy", "metric", "mean"]).groupby(["policy", "metric"], sort=False)
     return by_metric["mean"].agg(lambda values: values.mean(skipna=False))
 
 
 def _completion_times(finished: Sequence[FinishedCell]) -> pd.Series[float]:
-    """JCT [s] of every job that finished, by policy, `window/name` and seed."""
+    """Return the JCT [s] of every finished job, by policy, `window/name` and seed."""
     rows = []
     for done in finished:
         jobs, cell = done.record().jobs, done.cell
@@ -101,7 +101,7 @@ def _completion_times(finished: Sequence[FinishedCell]) -> pd.Series[float]:
 
 
 def fidelity_table(fidelity: Fidelity) -> Table:
-    """Simulated and real figures of every policy for the terminal."""
+    """Tabulate simulated and real figures of every policy for the terminal."""
     table = make_table(
         "Simulated against real, best real JCT first",
         "means over cells; differences are simulated minus real; jobs: |difference| of each job's JCT",
@@ -125,7 +125,7 @@ def fidelity_table(fidelity: Fidelity) -> Table:
 
 
 def verdicts(fidelity: Fidelity) -> list[str]:
-    """Sentences on whether both rank the policies the same, and on jobs that finished on one side only."""
+    """Return sentences on whether both sides rank the policies equally, and on jobs that finished on one side only."""
     found = []
     for metric in RANKED if len(fidelity.policies) > 1 else ():
         (agree, pairs), label = fidelity.agreeing_pairs(metric), METRIC[metric].label

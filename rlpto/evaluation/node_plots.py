@@ -1,4 +1,4 @@
-"""The plot of rented nodes in the report of an evaluation; there is none where no nodes are rented."""
+"""Plot of rented nodes in the report of an evaluation, if nodes are rented."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.tables import Results
 
 PARTS = {"held by jobs": COLOURS[0], "idle": COLOURS[2], "booting": COLOURS[1]}
-"""Parts of the GPUs that are paid for, from below, and their colours."""
+"""Parts of the rented GPUs, from below, and their colours."""
 
 
 def nodes_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
@@ -46,7 +46,7 @@ def typical_cell(results: Results) -> tuple[str, int]:
 
 
 def sentence(results: Results) -> str:
-    """Return what the highlighted policies pay for and how long jobs wait under them, means of all cells."""
+    """Return a sentence on node-hours, idle GPU-hours and waiting time of the highlighted policies, means of cells."""
     means = {one.policy: one.mean for one in results.policies if one.policy in results.highlighted}
     shown: dict[str, list[str]] = {policy: [] for policy in results.highlighted}
     for name in ("node_hours", "idle_gpu_hours", "queueing_mean"):
@@ -61,7 +61,7 @@ def sentence(results: Results) -> str:
 
 
 def nodes_over_time(records: Mapping[str, RunRecord]) -> Figure:
-    """For each policy, GPUs that are held, idle and booting over time with those wanted, and idle with spare ones."""
+    """Plot for each policy the held, idle, booting and wanted GPUs over time, and below idle and spare GPUs."""
     figure = empty_figure(WIDTH, 1.0 + 2.2 * len(records))
     panels = figure.subplots(2 * len(records), 1, sharex=True, height_ratios=[2, 1] * len(records))
     for (policy, record), upper, lower in zip(records.items(), panels[::2], panels[1::2], strict=True):

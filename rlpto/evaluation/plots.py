@@ -1,6 +1,7 @@
 """Plots of an evaluation and of profiles; figures without global state.
 
-A policy has one colour throughout. Among many policies only the agent and the reference have one: the rest is grey.
+A policy has the same colour in all plots. Among many policies only the agent and the reference are coloured, the rest
+is grey.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ COLOURS = (
 MOST_COLOURED = 5
 """With more policies than this only the highlighted ones have a colour."""
 REST = "#b9c1c8"
-"""Colour of the policies that have none of their own."""
+"""Colour of all other policies."""
 BOUND_COLOUR = "#5f6b76"
 PART_COLOURS = {
     "accuracy": "#3a9a5b",
@@ -66,7 +67,7 @@ PART_COLOURS = {
 }
 INK, FAINT = "#1f2933", "#dde3e8"
 WIDTH = 4.8
-"""Of a plot [inches]: its letters can be read on a phone, and in half of a wide window."""
+"""Width of a plot [inches], at which text is readable on a phone, and in half of a wide window."""
 DPI = 180
 BAR = 0.85
 """Height of a bar of a Gantt chart, in rows."""
@@ -101,7 +102,7 @@ def line_styles(policies: Iterable[str], highlighted: Sequence[str] = ()) -> dic
 
 
 def records_by_policy(finished: Sequence[FinishedCell]) -> dict[str, list[RunRecord]]:
-    """Records of every policy, read from disk, ordered by window and seed so that equal places pair."""
+    """Read the records of every policy from disk, ordered by window and seed: equal places of two policies pair."""
     records: dict[str, list[RunRecord]] = {}
     for done in sorted(finished, key=lambda done: (done.cell.window, done.cell.seed)):
         records.setdefault(done.cell.policy, []).append(done.record())
@@ -109,7 +110,7 @@ def records_by_policy(finished: Sequence[FinishedCell]) -> dict[str, list[RunRec
 
 
 def all_plots(results: Results, finished: Sequence[FinishedCell], delays: Mapping[str, float]) -> list[Plot]:
-    """Every plot of the report, from the records of the finished cells. Raises CheckpointError if one is unreadable.
+    """Make every plot of the report from the records of finished cells. Raises CheckpointError for an unreadable one.
 
     delays: rescale delay by model [s]. Plots of a single run show the first window and seed.
     """
@@ -156,7 +157,8 @@ def all_plots(results: Results, finished: Sequence[FinishedCell], delays: Mappin
 
 
 def reward_bars(summaries: Sequence[Summary], highlighted: Collection[str] = ()) -> Figure:
-    """Parts of the reward side by side from zero, the total as a diamond with its interval, a row per policy."""
+    """Plot the parts of the reward side by side from zero, the total as a diamond with its interval, a row per
+    policy."""
     shown = [summary for summary in summaries if np.isfinite(summary.mean["reward"].estimate)]
     figure, axes = new_figure(height=1.2 + 0.32 * max(len(shown), 2))
     parts = [part for part in REWARD_PARTS if any(one.mean[f"reward_{part}"].estimate != 0.0 for one in shown)]
@@ -188,8 +190,8 @@ def reward_bars(summaries: Sequence[Summary], highlighted: Collection[str] = ())
 def jct_cdf(
     records: Mapping[str, Sequence[RunRecord]], bounded: bool = True, highlighted: Sequence[str] = ()
 ) -> Figure:
-    """Share of all jobs finished within a time (log) after their submit, one line per policy, and the bound if there
-    is one."""
+    """Plot the share of all jobs finished within a time (log) after submission, one line per policy, and the bound if
+    there is one."""
     figure, axes = new_figure()
     times = {
         policy: np.concatenate([completion_times(record.jobs) for record in runs]) for policy, runs in records.items()
@@ -197,7 +199,7 @@ def jct_cdf(
     styles = line_styles(records, highlighted)
     if bounded:
         bounds = [np.concatenate([record.jobs.alone_time for record in runs]) for runs in records.values()]
-        times[LOWER_BOUND] = min(bounds, key=np.sum)  # of policies that may choose batch sizes it is lower
+        times[LOWER_BOUND] = min(bounds, key=np.sum)  # lower for policies that may choose batch sizes
         styles[LOWER_BOUND] = {"color": BOUND_COLOUR, "linestyle": "--", "linewidth": 1.2}
     finished = {policy: np.sort(jcts[np.isfinite(jcts)]) for policy, jcts in times.items()}
     for policy, jcts in finished.items():
@@ -218,9 +220,9 @@ def jct_cdf(
 
 
 def side_by_side(records: Mapping[str, RunRecord], bins: int = 600) -> Figure:
-    """GPUs over time in the colours of their jobs, and below the jobs that wait: a column for the run of each policy.
+    """Plot GPUs over time in the colours of their jobs, and below the waiting jobs: a column for each policy's run.
 
-    All runs are of the same jobs. bins: columns of pixels.
+    All runs have the same jobs. bins: columns of pixels.
     """
     figure = empty_figure(2 * WIDTH, 4.4)
     panels = figure.subplots(2, len(records), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 1])
@@ -250,14 +252,14 @@ def side_by_side(records: Mapping[str, RunRecord], bins: int = 600) -> Figure:
         waiting.xaxis.set_major_locator(MaxNLocator(5))
         waiting.yaxis.set_major_locator(MaxNLocator(2, integer=True))
     panels[0][0].set_ylabel("GPU")
-    panels[1][0].set(ylabel="jobs waiting", ylim=(0, None))  # of all columns, once they are drawn
+    panels[1][0].set(ylabel="jobs waiting", ylim=(0, None))  # shared by all columns, therefore after drawing
     return figure
 
 
 def gpu_map(record: RunRecord, times: FloatArray) -> tuple[IntArray, IntArray]:
-    """Return the numbers of the jobs that hold GPUs, and how many jobs wait, at ascending `times` [T] s.
+    """Return the jobs that hold GPUs [GPUs, T], and the number of waiting jobs [T], at ascending `times` [T] s.
 
-    The first is [GPUs, T], in order of submission, wherever the jobs really are, and -1 if idle; the second is [T].
+    GPUs are assigned in order of submission, regardless of the jobs' real nodes; the job of an idle GPU is -1.
     """
     jobs, changes = record.jobs, record.changes
     order = np.argsort(changes.time, kind="stable")
@@ -267,15 +269,15 @@ def gpu_map(record: RunRecord, times: FloatArray) -> tuple[IntArray, IntArray]:
     for at, (time, end) in enumerate(zip(times, upto, strict=True)):
         latest = order[before:end]
         held[changes.job[latest]], before = changes.gpus[latest], end
-        column = np.repeat(np.arange(len(held)), held)[: record.capacity]  # GPUs may be shared, or have come later
+        column = np.repeat(np.arange(len(held)), held)[: record.capacity]  # GPUs may be shared, or added later
         holder[: len(column), at] = column
         waiting[at] = np.count_nonzero((jobs.submit_time <= time) & ~(jobs.finish_time <= time) & (held == 0))
     return holder, waiting
 
 
 def gantt(record: RunRecord, seconds: float | None = None) -> Figure:
-    """A row for each job in order of submission: a line from submit to finish, and bars while it holds GPUs, whose
-    colour is their number. seconds: shown since the first submit; None: all."""
+    """Plot a row for each job in order of submission: a line from submit to finish, and bars while it holds GPUs,
+    coloured by their number. seconds: time shown from the first submit on. Default: the whole run."""
     figure, axes = new_figure()
     start, end = run_span(record)
     shown = seconds or end - start
@@ -302,8 +304,8 @@ def gantt(record: RunRecord, seconds: float | None = None) -> Figure:
 
 
 def gpus_against_accuracy(found: Mapping[str, Convergence], highlighted: Sequence[str] = ()) -> Figure:
-    """GPUs held in each stage of the accuracy over those in the second, one line per policy, with the intervals of the
-    highlighted policies."""
+    """Plot the GPUs held in each stage of the accuracy, relative to the second stage, one line per policy, with the
+    intervals of the highlighted policies."""
     figure, axes = new_figure()
     styles = line_styles(found, highlighted)
     stages = [f"{100 * low:.0f}-{high:.0%}" for low, high in pairwise(STAGES)]
@@ -322,7 +324,8 @@ def gpus_against_accuracy(found: Mapping[str, Convergence], highlighted: Sequenc
 
 
 def throughput_panels(profiles: Mapping[str, Profile]) -> Figure:
-    """Samples per second and GPU at each measured size, on as few nodes as measured: a panel a model, a line a kind."""
+    """Plot samples per second and GPU at each measured size, on the fewest measured nodes: a panel for each model, a
+    line for each GPU type."""
     columns = min(4, len(profiles))
     rows = math.ceil(len(profiles) / columns)
     figure = empty_figure(2.5 * columns, 1.8 * rows + 0.5)
@@ -332,7 +335,7 @@ def throughput_panels(profiles: Mapping[str, Profile]) -> Figure:
         in_our_style(axes)
         for kind, law in profile.tables().items():
             seconds: dict[int, float] = {}
-            for _, gpus, step in law.steps:  # by nodes where a size has several
+            for _, gpus, step in law.steps:  # several entries if a size was measured on different numbers of nodes
                 seconds.setdefault(gpus, step)
             speeds = [profile.batch.base / step / gpus for gpus, step in seconds.items()]
             known = list(lines).index(kind) if kind in lines else len(lines)
@@ -353,7 +356,7 @@ def throughput_panels(profiles: Mapping[str, Profile]) -> Figure:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG; the same figure gives the same bytes."""
+    """Render the figure as PNG; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
@@ -367,7 +370,7 @@ def write_plots(plots: Sequence[Plot], folder: Path) -> None:
 
 
 def new_figure(height: float = 3.3) -> tuple[Figure, Axes]:
-    """An empty plot in the common style."""
+    """Make an empty plot in the common style."""
     figure = empty_figure(WIDTH, height)
     axes = figure.add_subplot()
     in_our_style(axes)
@@ -375,7 +378,7 @@ def new_figure(height: float = 3.3) -> tuple[Figure, Axes]:
 
 
 def empty_figure(width: float, height: float) -> Figure:
-    """A figure without axes. width, height: inches."""
+    """Make a figure without axes. width, height: inches."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
@@ -393,7 +396,7 @@ def in_our_style(axes: Axes) -> None:
 
 
 def _fit_bars(axes: Axes) -> None:
-    """Limit the x axis so that the huge intervals of very few cells do not squeeze the bars."""
+    """Limit the x axis, because huge intervals of very few cells would squeeze the bars."""
     bars = [bar.get_bbox() for bar in axes.patches if isinstance(bar, Rectangle)]
     ends = [end for bar in bars for end in bar.intervalx if np.isfinite(end)]
     low, high = min(ends, default=0.0), max(ends, default=0.0)
@@ -404,7 +407,7 @@ def _fit_bars(axes: Axes) -> None:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Legend above the plot, so that it never hides a line."""
+    """Add a legend above the plot, where it hides no line."""
     handles, labels = axes.get_legend_handles_labels()
     entries: dict[str, Artist] = dict(zip(labels, handles, strict=True))
     grey = [label for label, handle in entries.items() if isinstance(handle, Line2D) and handle.get_color() == REST]
@@ -418,7 +421,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _error(interval: Interval) -> FloatArray:
-    """[2, 1] distances to the bounds; 0 where there is no interval."""
+    """Return the distances [2, 1] to the bounds; 0 without an interval."""
     distances = np.array([[interval.estimate - interval.low], [interval.high - interval.estimate]])
     lengths: FloatArray = np.clip(np.nan_to_num(distances), 0.0, None)
     return lengths

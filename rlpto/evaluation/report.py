@@ -16,15 +16,15 @@ from rlpto.evaluation.statistics import LEVEL
 from rlpto.evaluation.tables import KEY_METRICS, Results, Summary, column_scale, signed_interval, warnings
 
 SHOWN_METRICS = ("jct_mean", "jct_p95", "queueing_high", "utilisation", "gpu_hours", "rescales_per_job")
-"""Metrics of the table of policies, besides the reward; `Results.key_metrics` adds those of special workloads."""
+"""Metrics of the table of policies, besides the reward; `Results.key_metrics` adds metrics of special workloads."""
 PAIRED_METRICS = ("jct_mean", "jct_p95", "queueing_high", "gpu_hours")
 """Metrics of the table of paired differences, besides the reward."""
 
 
 @dataclass(frozen=True)
 class About:
-    """A run, for the reader. trace: where the jobs came from. config: the resolved configuration. commands: what to
-    type to get the same report. facts: anything further worth a line, by name."""
+    """A run, for the reader. trace: origin of the jobs. config: the resolved configuration. commands: commands that
+    reproduce the report. facts: additional properties of the run, by name."""
 
     title: str
     trace: str
@@ -35,7 +35,7 @@ class About:
 
 
 def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:
-    """The report as text: styles and images included, no script and no reference to anything outside."""
+    """Return the report as text: styles and images included, no script and no reference to anything outside."""
     shown = [*SHOWN_METRICS, *(name for name in results.key_metrics if name not in KEY_METRICS)]
     compared = {name: {c.policy: c for c in found} for name, found in results.comparisons.items()}
     scales = {metric.name: column_scale(results, metric.name) for metric in METRICS}
@@ -65,7 +65,7 @@ def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:
 
 
 def headline(results: Results) -> str:
-    """Return the result as one sentence: how the highlighted policy compares with the reference in reward."""
+    """Return the result as one sentence: the reward of the highlighted policy compared with the reference."""
     policy, *others = results.highlighted
     found = next((c for c in results.comparisons["reward"] if c.policy == policy), None)
     if found is None or not found.difference.samples:
@@ -86,7 +86,7 @@ def headline(results: Results) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    """The environment that renders the template, with escaping of all values."""
+    """Return the environment that renders the template, with escaping of all values."""
     found = Environment(
         loader=PackageLoader("rlpto.evaluation", ""),
         autoescape=True,
@@ -100,7 +100,7 @@ def _environment() -> Environment:
 
 
 def _head(name: str, scale: Scale) -> tuple[str, str]:
-    """Label of a column, and its unit."""
+    """Return the label of a column, and its unit."""
     label, _, unit = heading(METRIC[name], scale).partition(" [")
     return label, unit.rstrip("]")
 

@@ -1,5 +1,5 @@
-"""Runs policies on windows, cell by cell; finished cells are kept, so that a run can be resumed: figures as JSON, and
-records as NumPy archives of arrays and strings, which are never unpickled."""
+"""Run policies on windows, cell by cell. Finished cells are kept, so a run can be resumed: figures as JSON, and records
+as NumPy archives of arrays and strings, which are never unpickled."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from rlpto.io.yaml_file import dotted_key
 from rlpto.simulator.kernels import advance_until
 
 CELLS_FILE = "cells.json"
-"""The cells of the last evaluation into a run folder, which its tables and its report cover. Cells of earlier ones
-stay in the folder `cells`, and are used when they are asked for again."""
+"""List of the cells of the last evaluation into a run folder, which its tables and report cover. Cells of earlier
+evaluations stay in the folder `cells`, and are used again when needed."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
     """One run: a policy as the user wrote it, the name of a window, a seed.
 
-    files: digest of the files that the policy is made of. Default: it is made of none.
+    files: digest of the files outside RLPTO on which the policy depends. Default: it depends on none.
     """
 
     policy: str
@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Stem of the cell's files; it depends on the cell alone, not on the configuration."""
+        """Stem of the cell's files, which depends on the cell alone, not on the configuration."""
         parts = [self.policy, self.window, self.seed, *filter(None, [self.files])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -64,8 +64,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class FinishedCell:
-    """A cell with its metrics and the lower bound of its workload (empty where it has none); the record stays on disk
-    until asked for."""
+    """A cell with its metrics and the lower bound of its workload (empty if there is none). The record stays on disk
+    until it is needed."""
 
     cell: Cell
     metrics: dict[str, float]
@@ -78,7 +78,7 @@ class FinishedCell:
 
 
 def config_fingerprint(config: Mapping[str, Any]) -> str:
-    """Digest of everything that decides the outcome of a cell, RLPTO's version included; `config` must be JSON-able."""
+    """Return a digest of everything that determines a cell's result, including RLPTO's version. config: JSON values."""
     text = json.dumps([__version__, config], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -100,13 +100,13 @@ def evaluate(
         picklable (a function of a module, or functools.partial of one).
     out: run folder; finished cells are kept in its folder `cells`, each as soon as it is finished.
     progress: show a bar with the time left on stderr.
-    config: everything that decides the outcome of a cell, without the lists of policies, windows and seeds,
+    config: everything that determines the result of a cell, without the lists of policies, windows and seeds,
         which may grow when a run is resumed.
-    weights: of the reward, for the lower bound.
-    fresh: throw away the finished cells first.
+    weights: weights of the reward, for the lower bound.
+    fresh: delete the finished cells first.
 
-    Raises CheckpointError if a cell is there already but unreadable or of another configuration. After Ctrl-C,
-    Interrupted says what is kept: finished cells stay.
+    Raises CheckpointError if a cell exists already but is unreadable or of another configuration, and Interrupted
+    after Ctrl-C, when finished cells are kept.
     """
     folder = out / "cells"
     if fresh:
@@ -137,7 +137,7 @@ def evaluate(
 
 
 def changed_policies(out: Path, cells: Sequence[Cell]) -> list[str]:
-    """Policies of unfinished cells that are kept in a run folder with results of other files."""
+    """Return policies of unfinished cells for which a run folder has results of other versions of their files."""
     folder, found = out / "cells", set[str]()
     missing = [cell for cell in cells if cell.files and not (folder / f"{cell.key}.json").exists()]
     wanted = {(cell.policy, cell.window, cell.seed) for cell in missing}
@@ -149,9 +149,9 @@ def changed_policies(out: Path, cells: Sequence[Cell]) -> list[str]:
 
 
 def load_cells(out: Path) -> list[FinishedCell]:
-    """The cells of the last evaluation into a run folder, in its order.
+    """Load the cells of the last evaluation into a run folder, in its order.
 
-    Raises CheckpointError if there is none, a cell is missing or unreadable, or they are of different configurations.
+    Raises CheckpointError if there is no evaluation, a cell is missing or unreadable, or configurations differ.
     """
     path = out / CELLS_FILE
     if not file_there(path):
@@ -173,7 +173,7 @@ def cells_of_earlier_runs(out: Path, finished: Sequence[FinishedCell]) -> int:
 
 
 _Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-"""A figure in a file, where null stands for NaN."""
+"""A figure in a JSON file, where null stands for NaN."""
 
 
 class _StoredCell(BaseModel):
@@ -206,7 +206,7 @@ def _run(
     record, archive = run_cell(cell), folder / f"{cell.key}.npz"
     metrics, bound = measure(record), lower_bound(record, weights)
     save_record(record, archive)
-    # The JSON file comes last: where it exists, the cell is finished.
+    # The JSON file comes last: its existence marks a finished cell.
     stored = _StoredCell(fingerprint=fingerprint, cell=cell, metrics=metrics, bound=bound)
     write_text(folder / f"{cell.key}.json", stored.model_dump_json(indent=1) + "\n", "a cell")
     return FinishedCell(cell, metrics, bound, archive)
@@ -215,7 +215,7 @@ def _run(
 def _run_all(
     task: Callable[[Cell], FinishedCell], cells: Sequence[Cell], jobs: int, tick: Callable[[Cell | None], None]
 ) -> Iterator[FinishedCell]:
-    """Finished cells in order of completion; `tick` gets each cell that begins, and None when one ends."""
+    """Yield finished cells in order of completion; `tick` gets each cell that begins, and None when a cell ends."""
     if jobs == 1 or len(cells) < 2:
         for cell in cells:
             tick(cell)
@@ -260,7 +260,7 @@ def _remove_cells(folder: Path) -> None:
 
 
 def _read_cell(folder: Path, cell: Cell, fingerprint: str) -> FinishedCell | None:
-    """A cell as it was stored, or None if it was not; CheckpointError if it is not usable here."""
+    """Read a stored cell; None if it is not stored. Raises CheckpointError if it is unusable here."""
     path, archive = folder / f"{cell.key}.json", folder / f"{cell.key}.npz"
     if not is_there(path):
         return None
@@ -296,7 +296,7 @@ def _unusable(path: Path, reason: str) -> CheckpointError:
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}
 _OPTIONAL: dict[str, type] = {"switches": PolicySwitches, "rented": NodeRecords}
-"""Written only where policies were switched, and where nodes are rented."""
+"""Groups of arrays written only if policies were switched, or nodes are rented."""
 _GROUPS |= _OPTIONAL
 _KINDS = {"IntArray": "i", "FloatArray": "f"}
 _EXPECTED = "a run record"
@@ -310,16 +310,16 @@ def save_record(record: RunRecord, path: Path) -> None:
         part = getattr(record, group)
         for field in fields(part):
             value = getattr(part, field.name)
-            # An empty array of strings would otherwise become one of floats.
+            # An empty array of strings would otherwise become an array of floats.
             arrays[f"{group}.{field.name}"] = np.array(value, dtype=np.str_) if isinstance(value, tuple) else value
-    # NumPy's stubs take every keyword for the option allow_pickle.
+    # NumPy's type stubs interpret every keyword as the option allow_pickle.
     save: Callable[..., None] = np.savez_compressed
     with whole_file(path, "a record") as unfinished, unfinished.open("wb") as file:
         save(file, allow_pickle=False, **arrays)
 
 
 def load_record(path: Path) -> RunRecord:
-    """Read what `save_record` has written. Raises CheckpointError if `path` is not that."""
+    """Read a file of `save_record`. Raises CheckpointError for any other file."""
     arrays = read_arrays(path, _EXPECTED, CheckpointError)
     with parsing(path, _EXPECTED, CheckpointError):
         scalars: dict[str, Any] = {name: kind(arrays[name].item()) for name, kind in _SCALARS.items()}
@@ -332,7 +332,7 @@ def load_record(path: Path) -> RunRecord:
 
 
 def _part(group: str, kind: type, arrays: dict[str, AnyArray]) -> object:
-    """One group of a record. All its arrays have one row per entry."""
+    """Read one group of a record. All its arrays have one row per entry."""
     values: dict[str, Any] = {}
     rows = len(arrays[f"{group}.{fields(kind)[0].name}"])
     for field in fields(kind):

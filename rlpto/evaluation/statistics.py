@@ -4,7 +4,7 @@ Intervals are bootstrap percentile intervals with two corrections for the small 
 a resample draws n - 1 of n values, which makes its variance unbiased (Rao and Wu, "Resampling inference
 with complex survey data", JASA 1988), and the percentile levels are widened from the normal to Student's
 t distribution (Hesterberg, "What teachers should know about the bootstrap", The American Statistician
-2015). Below six values resamples cannot reach as far as such levels ask: there the interval is Student's,
+2015). With fewer than six values, resamples cannot reach these levels, and the interval is Student's,
 with the standard deviation of the resamples. The probability of improvement follows Agarwal et al., "Deep
 reinforcement learning at the edge of the statistical precipice", NeurIPS 2021, over pairs.
 """
@@ -29,14 +29,14 @@ FEWEST_FREEDOM = 5
 RESAMPLES = 5000
 
 Statistic = Callable[[FloatArray, FloatArray], FloatArray]
-"""From values [n] and how often each resample has drawn each of them [R, n] to one figure a resample [R]."""
+"""Function from values [n], and counts [R, n] of each value in each resample, to one figure per resample [R]."""
 
 Verdict = Literal["better", "worse", "equal", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with the bounds of its confidence interval (NaN where it has none) and its sample size."""
+    """An estimate with the bounds of its confidence interval (NaN if it has none) and its sample size."""
 
     estimate: float
     low: float
@@ -49,18 +49,18 @@ class Interval:
         return not np.isnan(self.low)
 
     def within(self, least: float, most: float) -> Interval:
-        """The interval cut to possible values of the figure, such as probabilities up to 1."""
+        """Clip the interval to possible values of the figure, such as probabilities up to 1."""
         low, high = np.clip([self.low, self.high], least, most)
         return Interval(self.estimate, float(low), float(high), self.samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How a policy differs from the reference in one metric, cell by cell.
+    """Difference between a policy and the reference in one metric, cell by cell.
 
-    difference: mean of policy - reference. relative: that over the absolute mean of the reference (NaN
-    if 0). improvement: probability that the policy does better on a cell, ties counted half. wins, ties:
-    cells in which it does better, and no different. verdict: in the metric's good direction; "equal" if
+    difference: mean of policy - reference. relative: the difference over the absolute mean of the reference
+    (NaN if 0). improvement: probability that the policy is better on a cell, ties counted half. wins, ties:
+    cells in which it is better, and equal. verdict: in the metric's good direction; "equal" if
     no cell differs, "undecided" if the interval of the difference includes 0 or does not exist.
     """
 
@@ -86,12 +86,12 @@ def bootstrap_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """95 % confidence interval of a statistic of `values` [n]; NaNs are left out.
+    """Return the 95 % confidence interval of a statistic of `values` [n]; NaNs are left out.
 
-    windows: [n] window of each value. The sampling unit is the window: jobs inside one are not independent,
-    and another seed on it is not another window. So the values of a window are averaged first, and windows
-    are resampled: the interval describes windows of this kind. If all values are of one window, it
-    describes seeds on that window; seeds that change nothing give no interval.
+    windows: [n] window of each value. The sampling unit is the window: jobs of a window are not independent,
+    and another seed on it is not another window. The values of a window are therefore averaged first, and
+    windows are resampled: the interval describes similar windows. If all values are of one window, it
+    describes seeds on this window; seeds that change nothing give no interval.
     A single value has no interval: its bounds are NaN.
     """
     known = ~np.isnan(values)
@@ -113,10 +113,10 @@ def bootstrap_interval(
 
 
 def compare(frame: pd.DataFrame, reference: str, metric: str, seed: int = 0) -> list[Comparison]:
-    """Every other policy of `frame` against `reference` in one metric, over the same (window, seed) cells.
+    """Compare every other policy of `frame` with `reference` in one metric, over the same (window, seed) cells.
 
-    frame: columns policy, window, seed and the metric, as `rlpto.evaluation.tables.frame` makes it.
-    Cells where either policy's metric is not defined are left out; the lower bound is no policy.
+    frame: columns policy, window, seed and the metric, made by `rlpto.evaluation.tables.frame`.
+    Cells in which either policy's metric is undefined are left out; the lower bound is no policy.
     """
     cells = frame.pivot(index=["window", "seed"], columns="policy", values=metric)
     others = [str(name) for name in frame["policy"].unique() if name not in (reference, LOWER_BOUND)]
@@ -127,7 +127,7 @@ def _compare(base: pd.Series[float], other: pd.Series[float], policy: str, metri
     reference_values = base.to_numpy(dtype=np.float64)
     difference = other.to_numpy(dtype=np.float64) - reference_values
     windows = list(base.index.get_level_values("window"))
-    # Where the metric has no good direction, an increase counts as improvement and the verdict stays open.
+    # If the metric has no good direction, an increase counts as improvement and the verdict stays open.
     gain = -difference if METRIC[metric].better == "lower" else difference
     improved = np.where(np.isnan(gain), np.nan, (gain > 0) + 0.5 * (gain == 0))
     interval = bootstrap_interval(difference, windows, seed=seed)
@@ -154,7 +154,7 @@ def _verdict(metric: str, difference: FloatArray, interval: Interval) -> Verdict
 
 
 def _units(values: FloatArray, windows: np.ndarray | None) -> FloatArray:
-    """The independent values: means over each window, or the values themselves if there is one window."""
+    """Return the independent values: means over each window, or the values themselves if there is one window."""
     if windows is None or len(values) == 0:
         return values
     members: dict[object, list[float]] = {}
@@ -167,7 +167,7 @@ def _units(values: FloatArray, windows: np.ndarray | None) -> FloatArray:
 
 @lru_cache(maxsize=8)
 def _resample_counts(size: int, resamples: int, seed: int) -> FloatArray:
-    """How often each of `size` values is drawn in size - 1 draws: [resamples, size]."""
+    """Draw the counts [resamples, size] of each of `size` values in size - 1 draws."""
     rng = np.random.default_rng(seed)
     counts = rng.multinomial(size - 1, np.full(size, 1 / size), size=resamples).astype(np.float64)
     counts.flags.writeable = False

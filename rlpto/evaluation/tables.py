@@ -1,4 +1,4 @@
-"""Results as tables: every cell, a summary per policy, paired differences; on the terminal and as CSV."""
+"""Results as tables, on the terminal and as CSV: every cell, a summary per policy, paired differences."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ KEY_METRICS = (
     "fairness_mean",
     "latency_p99",
 )
-"""Metrics of the table on the terminal; `unfinished` joins them where jobs were left, `STOPPING` where jobs may stop
-early, `ettr` where nodes may fail, `MONEY` where they have a price, and `RENTED` where they are rented."""
+"""Metrics of the table on the terminal. It also shows `unfinished` if jobs were left, `STOPPING` if jobs may stop
+early, `ettr` if nodes may fail, `MONEY` if nodes have a price, and `RENTED` if nodes are rented."""
 
 STOPPING = ("epochs_saved", "accuracy_lost")
 """Metrics of jobs that may stop early."""
@@ -43,10 +43,10 @@ MONEY = ("cost", "cost_per_job")
 RENTED = ("late_hours", "idle_cost")
 
 WITH_INTERVAL = ("reward", "jct_mean")
-"""Metrics whose interval the terminal shows too, and whose paired differences."""
+"""Metrics for which the terminal also shows intervals and paired differences."""
 
 FEW_CELLS = 8
-"""Below this many samples intervals are called unreliable."""
+"""Intervals of fewer samples are called unreliable."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Summary:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything the tables, plots and the report show.
+    """All data shown by the tables, plots and the report.
 
     cells: the frame of all cells. summaries: by descending mean reward, the lower bound last.
-    comparisons: every policy against `reference`, by metric name. knowledge: exact, noisy or online, and
-    after commas what more there is to it; exact alone is an oracle.
-    forecast: of arrivals: off or on. notes: further limits of these results.
+    comparisons: every policy against `reference`, by metric name. knowledge: exact, noisy or online, followed
+    by other settings of knowledge after commas; exact alone is an oracle.
+    forecast: mode of arrival forecasts, off or on. notes: additional limits of these results.
     """
 
     cells: pd.DataFrame
@@ -87,12 +87,12 @@ class Results:
 
     @property
     def known(self) -> str:
-        """What policies knew, for captions: of present jobs and of future arrivals."""
+        """Knowledge of present jobs and forecasts of arrivals, for captions."""
         return f"knowledge: {self.knowledge}; forecast: {self.forecast}"
 
     @property
     def setting(self) -> str:
-        """What these results rest on, for captions of tables."""
+        """Knowledge, forecasts, and numbers of windows and seeds, for captions of tables."""
         return f"{self.known}; windows: {self.cells['window'].nunique()}, seeds: {self.cells['seed'].nunique()}"
 
     @property
@@ -126,10 +126,10 @@ class Results:
 
 
 def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:
-    """One row per cell: policy, knowledge, window, seed and every metric; the lower bound, where every cell has one, as
-    a further policy, with exact knowledge.
+    """Return a table with one row per cell: policy, knowledge, window, seed and every metric. If every cell has a lower
+    bound, the bound is added as another policy, with exact knowledge.
 
-    knowledge, forecast: as in `Results`; a forecast makes a further column, the last one.
+    knowledge, forecast: fields of `Results`; a forecast other than off is added as the last column.
     """
     rows: list[dict[str, object]] = []
     bounds: dict[tuple[str, int], dict[str, Any]] = {}
@@ -139,7 +139,7 @@ def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off
         bound = {"policy": LOWER_BOUND, "knowledge": "exact", **place, **done.bound}
         where = done.cell.window, done.cell.seed
         if where not in bounds or (done.bound and done.bound["jct_mean"] < bounds[where].get("jct_mean", 0.0)):
-            bounds[where] = bound  # the lowest: a policy that may choose batch sizes can be faster than others
+            bounds[where] = bound  # the lowest, as policies that may choose batch sizes can be faster
     columns = ["policy", "knowledge", "window", "seed", *METRIC]
     bounded = all(done.bound for done in finished)
     found = pd.DataFrame([*rows, *(bounds.values() if bounded else ())], columns=columns)
@@ -154,9 +154,10 @@ def results(
     forecast: str = "off",
     notes: Sequence[str] = (),
 ) -> Results:
-    """Summaries and paired differences of finished cells.
+    """Compute summaries and paired differences of finished cells.
 
-    reference: policy the others are compared with; None: the first one. knowledge, forecast, notes: as in `Results`.
+    reference: policy with which the others are compared. Default: the first policy. knowledge, forecast, notes: fields
+    of `Results`.
     """
     cells = frame(finished, knowledge, forecast)
     reference = finished[0].cell.policy if reference is None else reference
@@ -175,7 +176,7 @@ def results(
 
 
 def warnings(results: Results) -> list[str]:
-    """Sentences on limits of these results; empty if there are none."""
+    """Return sentences on limits of these results; empty if there are none."""
     notes = list(results.notes)
     for summary in results.policies:
         left = results.cells.loc[results.cells["policy"] == summary.policy, "unfinished"]
@@ -201,7 +202,7 @@ def warnings(results: Results) -> list[str]:
 
 
 def summary_table(results: Results) -> Table:
-    """The key metrics of every policy for the terminal; fits 120 columns."""
+    """Tabulate the key metrics of every policy for the terminal, in 120 columns."""
     names = results.key_metrics
     caption = f"{results.setting}; means over cells, [{LEVEL:.0%} interval]"
     if results.unfinished:
@@ -218,7 +219,7 @@ def summary_table(results: Results) -> Table:
 
 
 def paired_table(results: Results) -> Table:
-    """Differences from the reference policy for the terminal, cell by cell."""
+    """Tabulate the differences from the reference policy, paired by cell, for the terminal."""
     caption = f"{results.setting}; differences on the same windows and seeds, [{LEVEL:.0%} interval]"
     table = make_table(f"Paired differences from {escape(results.reference)}", caption)
     rows: dict[str, list[str]] = {
@@ -245,7 +246,7 @@ def paired_table(results: Results) -> Table:
 
 
 def print_results(results: Results, console: Console) -> None:
-    """Both tables and the warnings."""
+    """Print both tables and the warnings."""
     console.print(summary_table(results))
     if len(results.policies) > 1:
         console.print()
@@ -269,12 +270,12 @@ def write_csv(results: Results, folder: Path) -> None:
 
 
 def column_scale(results: Results, name: str) -> Scale:
-    """How the means of one metric are shown, the same for all policies."""
+    """Return the scale on which the means of one metric are shown for all policies."""
     return scale_for(METRIC[name], [summary.mean[name].estimate for summary in results.summaries])
 
 
 def signed_interval(interval: Interval, scale: Scale) -> str:
-    """A difference with its sign and, where there is one, its interval."""
+    """Format a difference with its sign and, if it has one, its interval."""
     text = scale.signed(interval.estimate)
     if not interval.bounded:
         return text
@@ -282,12 +283,12 @@ def signed_interval(interval: Interval, scale: Scale) -> str:
 
 
 def percent_change(share: float) -> str:
-    """A relative difference in percent, with its sign."""
+    """Format a relative difference in percent, with its sign."""
     return NOTHING if math.isnan(share) else f"{100 * share:+.1f} %"
 
 
 def make_table(title: str, caption: str) -> Table:
-    """An empty table of policies for the terminal, with their column."""
+    """Make a table for the terminal with a column of policies and no rows."""
     table = Table(
         title=title,
         caption=caption,

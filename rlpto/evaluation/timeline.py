@@ -9,10 +9,10 @@ from rlpto.io.arrays import FloatArray, IntArray
 
 
 def step_integral(time: FloatArray, value: FloatArray, until: FloatArray) -> FloatArray:
-    """Integral of a step function from time[0] to each of `until` [n].
+    """Return the integral of a step function from time[0] to each of `until` [n].
 
-    time: [S] ascending, at least one; value: [S], in force from time[i] until time[i + 1]. The last
-    value goes on for ever and the first one also holds before time[0], where the integral is negative.
+    time: [S] ascending, at least one; value: [S], valid from time[i] until time[i + 1]. The last
+    value is valid for ever, and the first value also before time[0], where the integral is negative.
     """
     cumulative = np.concatenate(([0.0], np.cumsum(value[:-1] * np.diff(time))))
     last = np.maximum(np.searchsorted(time, until, side="right") - 1, 0)
@@ -21,15 +21,15 @@ def step_integral(time: FloatArray, value: FloatArray, until: FloatArray) -> Flo
 
 
 def step_value(time: FloatArray, value: FloatArray, at: FloatArray) -> FloatArray:
-    """Value [n] of a step function (as in `step_integral`) at moments `at` [n]; 0 before time[0]."""
+    """Return the value [n] of a step function (defined in `step_integral`) at moments `at` [n]; 0 before time[0]."""
     last = np.searchsorted(time, at, side="right") - 1
     return np.where(last >= 0, value[np.maximum(last, 0)] if len(value) else 0.0, 0.0)
 
 
 def run_span(record: RunRecord) -> tuple[float, float]:
-    """First submit and end of the run [s]; NaN, NaN without jobs.
+    """Return the first submit and the end of the run [s]; NaN, NaN without jobs.
 
-    The end is the last finish, or, where jobs are left unfinished, the last thing on record.
+    The end is the last finish or, if jobs are left unfinished, the last recorded event.
     """
     jobs = record.jobs
     if len(jobs.submit_time) == 0:
@@ -42,7 +42,7 @@ def run_span(record: RunRecord) -> tuple[float, float]:
 
 
 def held_gpus(record: RunRecord) -> tuple[FloatArray, FloatArray]:
-    """GPUs held by all jobs together as a step function: times [C + 1] and GPUs [C + 1], from 0 at the start."""
+    """Return the GPUs held by all jobs as a step function: times [C + 1] and GPUs [C + 1], beginning with 0."""
     changes = record.changes
     start = run_span(record)[0]
     held = np.cumsum(_differences(changes)).astype(np.float64)
@@ -50,14 +50,14 @@ def held_gpus(record: RunRecord) -> tuple[FloatArray, FloatArray]:
 
 
 def capacity(record: RunRecord) -> tuple[FloatArray, FloatArray]:
-    """GPUs that were up as a step function: times [D] and GPUs [D]; all of them where no decision is recorded."""
+    """Return the GPUs that were up as a step function: times [D] and GPUs [D]; all GPUs if no decision is recorded."""
     if len(record.decisions.time) == 0:
         return np.array([run_span(record)[0]]), np.array([float(record.capacity)])
     return record.decisions.time, record.decisions.capacity.astype(np.float64)
 
 
 def utilisation(record: RunRecord, edges: FloatArray) -> FloatArray:
-    """GPU-seconds held / GPU-seconds that were up, between neighbouring `edges` [n + 1] s: [n], NaN where none were."""
+    """Return held over available GPU-seconds [n] between neighbouring `edges` [n + 1] s; NaN if none were available."""
     held = np.diff(step_integral(*held_gpus(record), edges))
     up = np.diff(step_integral(*capacity(record), edges))
     used: FloatArray = np.divide(held, up, out=np.full(len(held), np.nan), where=up > 0)
@@ -65,7 +65,7 @@ def utilisation(record: RunRecord, edges: FloatArray) -> FloatArray:
 
 
 def _differences(changes: AllocationChanges) -> IntArray:
-    """[C] change of a job's number of GPUs at each of its changes."""
+    """Return the difference [C] in a job's number of GPUs at each of its changes."""
     order = np.argsort(changes.job, kind="stable")
     job, gpus = changes.job[order], changes.gpus[order]
     before = np.zeros_like(gpus)
