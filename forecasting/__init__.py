@@ -1,6 +1,6 @@
 """Forecasts of counts per interval: ARIMA, GRU, and a combination that is never far from its best part.
 
-Knows nothing of jobs and clusters; of rlpto it imports only arrays, errors, files and reading.
+The package knows nothing of jobs and clusters; of rlpto it imports only arrays, errors, files and reading.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The combination is imported when it is first used: it needs torch."""
+    """Import the combination when it is first used, because it needs torch."""
     if name != "HybridForecaster":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rlpto.forecasting.hybrid import HybridForecaster

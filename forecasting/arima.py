@@ -1,6 +1,6 @@
-"""ARIMA members: on raw counts, on log1p counts, and with the day and the week as Fourier terms.
+"""ARIMA members: on raw counts, on log1p counts, and with Fourier terms of the day and the week.
 
-They are fitted on the newest FITTED_POINTS points. Then their parameters are fixed, and new counts are filtered.
+They are fitted on the newest FITTED_POINTS points. Afterwards their parameters are fixed, and new counts are filtered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FITTED_POINTS = 4000
 """Orders and parameters are fitted on this many of the newest points."""
 
 LARGEST_LOG = 30.0
-"""Forecasts in log1p end here, so that counts stay finite."""
+"""Upper limit of forecasts in log1p, which keeps counts finite."""
 
 DAY_HARMONICS = (0, 1, 2, 3, 4, 6)
 WEEK_HARMONICS = (0, 1, 2, 3, 4, 6)
@@ -29,8 +29,8 @@ SEASONS_NEEDED = 2.0
 """A period gets harmonics if the series covers it at least this many times."""
 
 HALF_TOLERANCE = 1.1
-"""Harmonics are dropped if those of the older half of a series raise the squared errors in its newer half above this
-many times those without any. Noise in coefficients from half the points raises errors by up to 6 % on real series."""
+"""Harmonics fitted on the older half of a series are dropped if they raise the squared errors in its newer half by more
+than this factor. Noise in coefficients from half the points raises errors by up to 6 % on real series."""
 
 ALTERNATIONS = 3
 """Rounds in which harmonics and ARIMA orders are fitted in turn."""
@@ -46,14 +46,14 @@ class ArimaForecaster(Forecaster):
 
     @abstractmethod
     def _estimate(self, series: TimeSeries) -> Arima:
-        """Orders and parameters from the newest points of the fitted series."""
+        """Estimate orders and parameters from the newest points of the fitted series."""
 
     def _transformed(self, series: TimeSeries) -> FloatArray:
-        """[T] the transformed values that the ARIMA models."""
+        """Return the transformed values [T] to which the ARIMA is fitted."""
         return np.log1p(series.values)
 
     def _counts(self, z: FloatArray, times: FloatArray) -> FloatArray:  # noqa: ARG002
-        """Counts from [N, H] forecasts of the transform for [N, H] local times [s]."""
+        """Return counts from forecasts [N, H] of the transform for local times [N, H] [s]."""
         return np.maximum(np.expm1(np.minimum(z, LARGEST_LOG)), 0.0)
 
     def _fit(self, series: TimeSeries) -> None:
@@ -79,7 +79,7 @@ class ArimaForecaster(Forecaster):
 
     def _restore(self, state: State) -> None:
         ar, ma = state.array("ar", (None,)), state.array("ma", (None,))
-        # No fit gives polynomials that are unstable or too long, and their forecasts would diverge.
+        # A fit never gives unstable or too long polynomials, whose forecasts would diverge.
         if max(len(ar), len(ma)) > MAX_ORDER or not (is_stable(ar, -1.0) and is_stable(ma, 1.0)):
             raise ForecastError(f"coefficients {ar.tolist()} and {ma.tolist()}: expected at most {MAX_ORDER}, stable")
         mean = state.number("mean", -LARGEST_COUNT, LARGEST_COUNT)
@@ -92,7 +92,7 @@ class ArimaForecaster(Forecaster):
 
 
 class RawArima(ArimaForecaster):
-    """ARIMA(p, d, q) on counts as they are; d = 1 if a test rejects a constant level, else a mean."""
+    """ARIMA(p, d, q) on raw counts, with d = 1 if a test rejects a constant level, else with a mean."""
 
     def _transformed(self, series: TimeSeries) -> FloatArray:
         return series.values
@@ -116,7 +116,7 @@ class FourierArima(ArimaForecaster):
 
     Regression and ARIMA are fitted in turn (Cochrane & Orcutt, JASA 1949): the ARIMA's filter is applied to counts and
     harmonics, least squares on the result gives the coefficients, and the ARIMA is fitted again on the rest. The number
-    of harmonics is that with the least AICc; there are none if HALF_TOLERANCE rejects them.
+    of harmonics minimises AICc; harmonics are dropped if HALF_TOLERANCE rejects them.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class FourierArima(ArimaForecaster):
         return super()._counts(z + self._seasonal(times.ravel()).reshape(times.shape), times)
 
     def _seasonal(self, times: FloatArray) -> FloatArray:
-        """[T] the calendar's part of the series, in log1p."""
+        """Return the calendar's part [T] of the series, in log1p."""
         return np.asarray(_design(times, *self._harmonics) @ self._coefficients)
 
     def _state(self) -> State:
@@ -157,12 +157,12 @@ class FourierArima(ArimaForecaster):
 
 
 def _design(times: FloatArray, daily: int, weekly: int) -> FloatArray:
-    """[T, 2 (daily + weekly)] harmonics at local times [s]."""
+    """Return harmonics [T, 2 (daily + weekly)] at local times [s]."""
     return np.concatenate([fourier(times, DAY, daily), fourier(times, WEEK, weekly)], axis=1)
 
 
 def _allowed_harmonics(series: TimeSeries) -> list[tuple[int, int]]:
-    """Pairs of numbers of harmonics that the series is long enough for, and its step short enough."""
+    """Return the pairs of numbers of harmonics for which the series is long enough and its step short enough."""
     span = len(series) * series.step
 
     def allowed(period: float, numbers: tuple[int, ...]) -> list[int]:
@@ -170,14 +170,14 @@ def _allowed_harmonics(series: TimeSeries) -> list[tuple[int, int]]:
         return [number for number in numbers if number <= max(fastest, 0)]
 
     pairs = [(d, w) for d in allowed(DAY, DAY_HARMONICS) for w in allowed(WEEK, WEEK_HARMONICS)]
-    # Some points must be left for each coefficient.
+    # Each coefficient needs some points.
     return [(d, w) for d, w in pairs if 20 * (d + w) <= len(series)]
 
 
 def _fit_harmonics(
     z: FloatArray, times: FloatArray, model: Arima, allowed: list[tuple[int, int]]
 ) -> tuple[tuple[int, int], FloatArray]:
-    """Numbers of harmonics of the day and the week with the least AICc given the ARIMA, and coefficients."""
+    """Return the numbers of daily and weekly harmonics with the least AICc given the ARIMA, and their coefficients."""
     daily, weekly = max(d for d, _ in allowed), max(w for _, w in allowed)
     columns = _design(times, daily, weekly)
     skipped = model.difference
@@ -197,7 +197,7 @@ def _fit_harmonics(
         return aicc_of(plain - inputs @ _least_squares(inputs, plain), model.parameters + inputs.shape[1])
 
     best = min(allowed, key=score)
-    # A trend looks like part of a slow wave, which the newer half does not follow.
+    # A trend in the older half looks like part of a slow wave, which the newer half does not follow.
     inputs, half = chosen(best), len(plain) // 2
     newer = plain[half:] - inputs[half:] @ _least_squares(inputs[:half], plain[:half])
     if np.square(newer).sum() > HALF_TOLERANCE * np.square(plain[half:]).sum():
@@ -206,5 +206,5 @@ def _fit_harmonics(
 
 
 def _least_squares(inputs: FloatArray, wanted: FloatArray) -> FloatArray:
-    """[K] coefficients with the least squared error for inputs [T, K]."""
+    """Return the coefficients [K] with the least squared error for inputs [T, K]."""
     return np.asarray(np.linalg.lstsq(inputs, wanted, rcond=None)[0]) if inputs.size else np.zeros(inputs.shape[1])

@@ -1,8 +1,8 @@
 """ARIMA models: orders and parameters from statsmodels, residuals and forecasts from a linear filter.
 
-The residuals are those of the innovations recursion from a start at rest, to which the Kalman filter of an invertible
-model converges (Brockwell & Davis, Time Series: Theory and Methods, section 5.3): a series of any length costs one pass
-of scipy's filter, and its residuals give the forecasts from every origin; statsmodels forecasts from one at a time.
+Residuals come from the innovations recursion from a start at rest, to which the Kalman filter of an invertible model
+converges (Brockwell & Davis, Time Series: Theory and Methods, section 5.3). A series of any length costs one pass of
+scipy's filter, and its residuals give the forecasts from every origin; statsmodels forecasts from one origin at a time.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
 
 MAX_ORDER = 3
-"""Largest p and q, each; MAX_TERMS is the largest p + q."""
+"""Largest p, and largest q; MAX_TERMS is the largest p + q."""
 MAX_TERMS = 4
 SHORT_SERIES_POINTS = 100
 """A series with fewer points gets p and q of at most 1."""
 LIKELIHOOD_FITS = 3
-"""Default number of candidates, the best by regression, that are fitted by maximum likelihood."""
+"""Default number of candidates, the best by regression, to fit by maximum likelihood."""
 LIKELIHOOD_ITERATIONS = 60
 """Most iterations of the maximum-likelihood fit; a fit that needs more has not converged."""
 LARGEST_INVERSE_ROOT = 0.99
-"""Largest inverse root: start values are at rest, and forgotten, within some hundred steps."""
+"""Largest inverse root, with which the start at rest is forgotten within some hundred steps."""
 KPSS_CRITICAL = 0.463
 """Critical value of the test for a constant level, at 5 %."""
 CONSTANT_SPREAD = 1e-9
-"""A series whose values spread less is constant."""
+"""Range of values below which a series is constant."""
 
 
 @dataclass(frozen=True)
 class Arima:
-    """phi(B) ((1 - B)^d z - mean) = theta(B) e.
+    """The model phi(B) ((1 - B)^d z - mean) = theta(B) e.
 
     ar, ma: coefficients; phi(B) = 1 - ar[0] B - ..., theta(B) = 1 + ma[0] B + ...
-    mean: of the differenced series. difference: d, 0 or 1.
+    mean: mean of the differenced series. difference: d, 0 or 1.
     """
 
     ar: tuple[float, ...] = ()
@@ -62,16 +62,16 @@ class Arima:
         return np.array([1.0, *(-c for c in self.ar)])
 
     def residuals(self, z: FloatArray) -> FloatArray:
-        """[T] errors one step ahead; 0 while differencing has too few values."""
+        """Return the errors [T] one step ahead; 0 while differencing has too few values."""
         errors = np.zeros(len(z))
         changes = np.diff(z, self.difference) - self.mean
         if len(changes):
-            # A denominator of two terms keeps scipy from convolving instead, which rounds otherwise.
+            # A denominator of two terms keeps scipy from convolving instead, which rounds differently.
             errors[self.difference :] = lfilter(self.autoregression, [1.0, *self.ma, 0.0], changes)
         return errors
 
     def forecasts(self, z: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
-        """[N, H] expected values after each origin, from z[:origin]."""
+        """Return the expected values [N, H] after each origin, from z[:origin]."""
         value_lags: FloatArray = -np.convolve([1.0, -1.0] if self.difference else [1.0], self.autoregression)
         constant = self.mean * float(self.autoregression.sum())
         rest = float(z[0]) if self.difference and len(z) else self.mean
@@ -92,8 +92,9 @@ def _expected(
     constant: float,
     rest: float,
 ) -> FloatArray:
-    """See `Arima.forecasts`. value_lags, error_lags: coefficients by lag, that of lag 0 is not used. constant: what the
-    mean adds. rest: the value before the first one, the mean if there is one, else the first one."""
+    """Return the result of `Arima.forecasts`. value_lags, error_lags: coefficients by lag; the first, for lag 0, is
+    unused. constant: contribution of the mean. rest: value assumed before the series: the mean or, if differenced, the
+    first value."""
     expected = np.empty((len(origins), horizon))
     for i, origin in enumerate(origins):
         for step in range(horizon):
@@ -111,7 +112,7 @@ def _expected(
 
 
 def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) -> Arima:
-    """The ARIMA(p, d, q) with the least AICc, for [T] values and a given d; a mean only where d = 0.
+    """Fit the ARIMA(p, d, q) with the least AICc to [T] values for a given d; with a mean only if d = 0.
 
     Candidates within the bounds are estimated by the regressions of Hannan and Rissanen (Biometrika
     1982) and ranked; the best are fitted by maximum likelihood in statsmodels, starting there. A fit
@@ -132,21 +133,22 @@ def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) ->
 
 
 def needs_difference(z: FloatArray) -> bool:
-    """Whether [T] values have no constant level, at 5 %, by the test of Kwiatkowski, Phillips, Schmidt and Shin."""
+    """Return whether [T] values have no constant level, at 5 %, by the KPSS test (Kwiatkowski, Phillips, Schmidt and
+    Shin)."""
     if float(np.ptp(z)) < CONSTANT_SPREAD:
         return False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of p-values beyond the table, which are not used
+        warnings.simplefilter("ignore")  # warnings about p-values, which are not used
         return bool(kpss(z, nlags="legacy")[0] > KPSS_CRITICAL)
 
 
 def aicc(model: Arima, z: FloatArray) -> float:
-    """`aicc_of` the errors of a model on [T] values, all but those that differencing uses up."""
+    """Return `aicc_of` the errors of a model on [T] values, without the first values used up by differencing."""
     return aicc_of(model.residuals(z)[model.difference :], model.parameters)
 
 
 def aicc_of(errors: FloatArray, parameters: int) -> float:
-    """Corrected information criterion (Hurvich & Tsai, Biometrika 1989) of [T] Gaussian errors one step ahead."""
+    """Return the corrected information criterion (Hurvich & Tsai, Biometrika 1989) of [T] Gaussian one-step errors."""
     count = len(errors)
     if count <= parameters + 1:
         return float("inf")
@@ -155,11 +157,11 @@ def aicc_of(errors: FloatArray, parameters: int) -> float:
 
 
 def stable(coefficients: Iterable[float], sign: float) -> tuple[float, ...]:
-    """Coefficients of 1 + sign (c[0] B + c[1] B^2 + ...) with its roots moved outside the unit circle."""
+    """Return the coefficients of 1 + sign (c[0] B + c[1] B^2 + ...) with its roots moved outside the unit circle."""
     taken = tuple(float(c) for c in coefficients)
     if not taken:
         return taken
-    # The roots of the reversed polynomial are one over those of the polynomial: they must be small.
+    # The roots of the reversed polynomial are the reciprocal roots of the polynomial: they must be small.
     largest = float(np.abs(np.roots([1.0, *(sign * c for c in taken)])).max())
     if largest <= LARGEST_INVERSE_ROOT:
         return taken
@@ -167,12 +169,12 @@ def stable(coefficients: Iterable[float], sign: float) -> tuple[float, ...]:
 
 
 def is_stable(coefficients: FloatArray, sign: float) -> bool:
-    """Whether `stable` would leave them as they are, but for rounding."""
+    """Return whether `stable` would leave the coefficients unchanged, up to rounding."""
     return np.allclose(stable(coefficients, sign), coefficients, rtol=1e-6, atol=0)
 
 
 def _regressed(w: FloatArray, p: int, q: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """AR and MA coefficients by regression on lagged values and errors; zeros where there are too few values."""
+    """Estimate AR and MA coefficients by regression on lagged values and errors; zeros if there are too few values."""
     if p == q == 0:
         return (), ()
     try:
@@ -186,7 +188,7 @@ def _regressed(w: FloatArray, p: int, q: int) -> tuple[tuple[float, ...], tuple[
 
 
 def _refined(start: Arima, z: FloatArray) -> Arima:
-    """Maximum likelihood from a start; the start itself if that warns or fails."""
+    """Fit by maximum likelihood from a start; return the start itself if the fit warns or fails."""
     if not start.ar and not start.ma:
         return start
     w = np.diff(z, start.difference) - start.mean

@@ -1,4 +1,4 @@
-"""Rolling-origin evaluation: forecasts from many moments of a series, each from what was known then; its report."""
+"""Rolling-origin evaluation: forecasts from many moments of a series, each from earlier counts only; its report."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.files import whole_file
 
 LEVELS = (0.1, 0.5, 0.9)
-"""Of the quantiles that are forecast."""
+"""Levels of the forecast quantiles."""
 NOMINAL = LEVELS[-1] - LEVELS[0]
-"""Share of counts that should lie within the outermost ones."""
+"""Share of counts that should lie within the outermost quantiles."""
 MOST_FORECASTS = 50_000_000
 """Most origins times steps ahead."""
 SHOWN_DAYS = 7.0
-"""Days at the end of a backtest that are drawn."""
+"""Days at the end of a backtest that are plotted."""
 STYLES = ("-", "--", ":", "-.")
 INK, LINE = "#1f2933", "#2f6db5"
 
 
 @dataclass(frozen=True)
 class Score:
-    """How good one forecaster was at one distance, or on average over all of them.
+    """Accuracy of one forecaster at one distance, or on average over all distances.
 
     forecaster: its name. ahead: steps, `1`, or `1-12` for the mean over steps 1 to 12.
     mae [counts]: mean absolute error of the point forecasts. rmse [counts], r2: of the means; r2
     against the mean of the scored counts. mase: mae over the mean absolute error of the seasonal
     naive (24 h) on the part before the first origin. coverage: share of counts within the outermost
-    quantiles. pinball [counts]: mean quantile loss over the levels. NaN where a figure has no meaning.
+    quantiles. pinball [counts]: mean quantile loss over the levels. NaN if a figure is undefined.
     """
 
     forecaster: str
@@ -52,10 +52,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Backtest:
-    """Forecasts of a series from N origins by one or more forecasters, and what came.
+    """Forecasts of a series from N origins by one or more forecasters, and the actual counts.
 
-    series: all of it. origins: [N] points known. actual: [N, H] counts, NaN past the end. forecasts: by name, with
-    quantiles at LEVELS. scale: the denominator of MASE [counts].
+    series: the whole series. origins: [N] numbers of known points. actual: [N, H] counts, NaN past the end. forecasts:
+    by name, with quantiles at LEVELS. scale: the denominator of MASE [counts].
     """
 
     series: TimeSeries
@@ -78,18 +78,18 @@ class Backtest:
         return [self.score(name, ahead, steps) for name in self.forecasts for ahead, steps in distances]
 
     def score(self, name: str, ahead: str, steps: Sequence[int]) -> Score:
-        """The figures of one forecaster over some steps (0 is one step ahead): means of those of each step that has
-        them."""
+        """Return the figures of one forecaster, averaged over the steps at which they are defined (0 is one step
+        ahead)."""
         each = np.array([self._figures(self.forecasts[name], step) for step in steps])
         known = [column[~np.isnan(column)] for column in each.T]
         return Score(name, ahead, *(float(figures.mean()) if len(figures) else math.nan for figures in known))
 
     def errors_by_step(self, name: str) -> FloatArray:
-        """[H] mean absolute error at each distance [counts]."""
+        """Return the mean absolute error [H] at each distance [counts]."""
         return np.array([self._figures(self.forecasts[name], step)[0] for step in range(self.horizon)])
 
     def _figures(self, forecasts: Batch, step: int) -> tuple[float, ...]:
-        """mae, rmse, mase, r2, coverage, pinball at one distance."""
+        """Return mae, rmse, mase, r2, coverage, pinball at one distance."""
         known = ~np.isnan(self.actual[:, step])
         if not known.any():
             return (math.nan,) * 6
@@ -118,8 +118,8 @@ def backtest(
 ) -> Backtest:
     """Forecast a series from every origin from `start` on with fresh copies of the forecasters, fitted once before it.
 
-    forecasters: by their name in tables; only their settings are used. on_done: called with the name of each that is
-    done. Only steps whose counts are in the series are scored. Raises ForecastError.
+    forecasters: by their name in tables; only their settings are used. on_done: called with the name of each finished
+    forecaster. Only steps whose counts are in the series are scored. Raises ForecastError.
     """
     if not 1 <= start < len(series):
         raise ForecastError(f"start {start}: expected 1 to {len(series) - 1}, points before the first origin")
@@ -135,7 +135,8 @@ def backtest(
 
 
 def _seasonal_error(series: TimeSeries) -> float:
-    """Mean absolute error of the seasonal naive (24 h) within a series [counts]; of the naive if it is shorter."""
+    """Return the mean absolute error of the seasonal naive (24 h) within a series [counts]; if the series is shorter
+    than a day, of the naive."""
     season = series.lag(DAY)
     lag = season if len(series) > season else 1
     differences = np.abs(series.values[lag:] - series.values[:-lag])
@@ -144,7 +145,7 @@ def _seasonal_error(series: TimeSeries) -> float:
 
 def write_report(result: Backtest, folder: Path) -> None:
     """Write scores.csv, forecasts.csv (one step and all steps ahead) and plots into a folder. Raises ForecastError. The
-    combination is drawn if it is among the forecasters; else the first one."""
+    plots show the combination or, if it is missing, the first forecaster."""
     forecasts = []
     for name, made in result.forecasts.items():
         for ahead in sorted({1, result.horizon}):
@@ -164,7 +165,7 @@ def write_report(result: Backtest, folder: Path) -> None:
 
 
 def _forecasts_figure(result: Backtest, name: str) -> Figure:
-    """The last days of one forecaster with its interval, one step and all steps ahead."""
+    """Plot the last days of one forecaster with its interval, one step and all steps ahead."""
     steps = sorted({1, result.horizon})
     figure = _figure(4.2 * len(steps))
     panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
@@ -184,7 +185,7 @@ def _forecasts_figure(result: Backtest, name: str) -> Figure:
 
 
 def _errors_figure(result: Backtest) -> Figure:
-    """The mean absolute error of every forecaster by distance."""
+    """Plot the mean absolute error of every forecaster by distance."""
     figure = _figure(5.0)
     axes = figure.subplots()
     hours = np.arange(1, result.horizon + 1) * result.series.step / HOUR

@@ -1,4 +1,4 @@
-"""What every forecaster can do: learn from counts, take in new ones, and say what comes next."""
+"""Common interface of forecasters: fit on counts, update with new counts, and predict the next ones."""
 
 from __future__ import annotations
 
@@ -32,33 +32,34 @@ if TYPE_CHECKING:
 
 
 Counts: TypeAlias = "TimeSeries | pd.Series[Any] | Values"
-"""A series as users hold it; see `as_series`."""
+"""Types of series that `as_series` accepts."""
 
 SPREAD_LEVELS = np.concatenate([[0.005], np.arange(1, 100) / 100, [0.995]])
-"""[L] levels at which the spread of past errors is kept."""
+"""[L] quantile levels at which the spread of past errors is stored."""
 
 SPREAD_HORIZON = 24
-"""Steps ahead for which errors are kept; later steps are assumed to have the errors of the last one."""
+"""Steps ahead for which errors are stored; later steps are assumed to have the errors of the last one."""
 
 SPREAD_ORIGINS = 1000
 """Most past forecasts from which the width of intervals is estimated."""
 
 LARGEST_GROWTH = 2.0
-"""No forecast, mean or quantile exceeds this many times the largest count of the fitted series and of those since."""
+"""No forecast, mean or quantile exceeds this many times the largest count of the fitted series and all later counts."""
 
 LONGEST_HORIZON = 10_000
 """Most steps ahead in one forecast."""
 
 NO_LEVELS = np.empty(0)
-"""Where no quantiles are wanted."""
+"""Empty levels, for forecasts without quantiles."""
 
 
 @dataclass(frozen=True)
 class SeriesForecast:
     """Forecast of the next H intervals, in counts per interval.
 
-    point: [H] for absolute error, near the median. mean: [H] for squared error. levels: [Q] of quantiles, ascending;
-    values: [H, Q]. step: length of an interval [s]. start: local time of the first one [s since 1970-01-01].
+    point: [H] minimises absolute error, near the median. mean: [H] minimises squared error. levels: [Q] of quantiles,
+    ascending; values: [H, Q]. step: length of an interval [s]. start: local time of the first interval [s since
+    1970-01-01].
     """
 
     point: FloatArray
@@ -82,47 +83,47 @@ class Forecaster:
     """A method of forecasting counts.
 
     Online: `fit`, then `update` with counts as they are observed, and `predict`. `batch` gives the same numbers for
-    many origins of a series. Origin t is the moment at which y[:t] is known: its forecasts are of y[t], y[t + 1], ...
+    many origins of a series. Origin t is the moment at which y[:t] is known; its forecasts are for y[t], y[t + 1], ...
 
-    A subclass defines what it learns (`_fit`, `_state`, `_restore`), and `_points`, or `_batch` if it has means
-    and quantiles of its own; also `_update` and `_predict` where these are quicker than a batch of one. Its
-    constructor's arguments are kept as attributes of the same names. Everything returned has passed `_bounded`.
+    A subclass defines training and state (`_fit`, `_state`, `_restore`), and `_points`, or `_batch` if it computes
+    means and quantiles itself; also `_update` and `_predict` if these are quicker than a batch of one. It stores its
+    constructor's arguments as attributes of the same names. All returned forecasts have passed `_bounded`.
     """
 
     def __init__(self) -> None:
         self._history: TimeSeries | None = None
-        self._largest = 0.0  # count of the fitted series
+        self._largest = 0.0  # largest count of the fitted series
         self._spread: FloatArray = np.zeros((len(SPREAD_LEVELS), SPREAD_HORIZON))
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        """[N, H] point forecasts in counts, 0 or more, for N origins (1 to T), from what is before each only."""
+        """Return point forecasts [N, H] in counts, 0 or more, for N origins (1 to T), from the values before each."""
         return self._batch(series, origins, horizon, NO_LEVELS).point
 
     def batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray = NO_LEVELS) -> Batch:
-        """Forecasts from origins [N], 1 to T, of a series of the fitted step, each from what is before it only.
+        """Return forecasts from origins [N], 1 to T, of a series with the fitted step, each from the values before it.
 
-        levels: ascending, of the quantiles. Nothing is fitted again.
+        levels: levels of the quantiles, ascending. Nothing is fitted again.
         """
         seen = np.maximum.accumulate(series.values)[origins - 1]
         return self._bounded(self._batch(series, origins, horizon, levels), levels, seen)
 
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
-        """Forecasts as `batch` returns them, before they are bounded."""
+        """Return the forecasts of `batch` before bounds are applied."""
         return self._around(self._points(series, origins, horizon), levels)
 
     def _fit(self, series: TimeSeries) -> None:
-        """Learn from a series."""
+        """Train on a series."""
 
     def _update(self, new: TimeSeries) -> None:
         """Take in new counts, which are already at the end of the history."""
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
-        """Forecast what follows the history, as a batch of one, before it is bounded."""
+        """Forecast the counts after the history, as a batch of one, before bounds are applied."""
         series = self._observed()
         return self._batch(series, np.array([len(series)]), horizon, levels)
 
     def _state(self) -> State:
-        """The learnt state, without settings and history."""
+        """Return the learnt state, without settings and history."""
         return State()
 
     def _restore(self, state: State) -> None:
@@ -133,7 +134,7 @@ class Forecaster:
         return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
     def fit(self, y: Counts, step: float | str | None = None) -> Self:
-        """Learn from a series and keep it as the history; what was learnt before is dropped.
+        """Train on a series and store it as the history. Earlier training is discarded.
 
         y: [T] counts per interval: a pandas Series with a regular DatetimeIndex, a TimeSeries, or numbers with their
         `step` (seconds or '10min').
@@ -164,13 +165,13 @@ class Forecaster:
         return self
 
     def take_in(self, new: TimeSeries) -> None:
-        """`update` with counts that have been checked."""
+        """Do the work of `update` for checked counts."""
         history = self._observed()
         self._history = replace(history, values=np.concatenate([history.values, new.values]))
         self._update(new)
 
     def predict(self, horizon: int, quantiles: Sequence[float] = ()) -> SeriesForecast:
-        """What follows the history.
+        """Forecast the counts after the history.
 
         horizon: intervals ahead, 1 to LONGEST_HORIZON. quantiles: levels in (0, 1), in any order.
 
@@ -183,9 +184,9 @@ class Forecaster:
         return SeriesForecast(found.point[0], found.mean[0], levels, found.quantiles[0], series.step, end)
 
     def moved(self, series: TimeSeries, updated: int = 0) -> Self:
-        """A copy of this forecaster with another series of the fitted step as its history.
+        """Return a copy of this forecaster with another series of the fitted step as its history.
 
-        updated: number of last points that the copy takes in one by one, as by `update`, to bring its state up to
+        updated: number of last points that the copy takes in one by one, with `update`, to bring its state up to
         date; earlier points (at least one) are only its history.
         """
         head = series.head(len(series) - updated)
@@ -198,11 +199,11 @@ class Forecaster:
         self._history = history
 
     def save(self, path: str | Path) -> None:
-        """Write settings, what was learnt and the history as one file. Raises ForecastError."""
+        """Write settings, learnt state and history as one file. Raises ForecastError."""
         write_state(Path(path), type(self).__name__, self.state())
 
     def state(self) -> State:
-        """Everything that `save` keeps. Raises ForecastError if nothing was fitted."""
+        """Return everything that `save` writes. Raises ForecastError if nothing was fitted."""
         series = self._observed()
         state = State({"settings": self.settings(), "step": series.step, "start": series.start})
         state.values["largest"] = self._largest
@@ -212,7 +213,7 @@ class Forecaster:
 
     @classmethod
     def from_state(cls, state: State, source: str) -> Self:
-        """A forecaster as `state` described it. Raises ForecastError, naming `source`, if that is broken."""
+        """Restore a forecaster from a result of `state`. Raises ForecastError, naming `source`, if it is broken."""
         try:
             forecaster = cls(**state.values["settings"])
             history = state.array("history", (None,), LARGEST_COUNT)
@@ -230,13 +231,13 @@ class Forecaster:
         return forecaster
 
     def _observed(self) -> TimeSeries:
-        """The history."""
+        """Return the history. Raises ForecastError if nothing was fitted."""
         if self._history is None:
             raise ForecastError(f"{type(self).__name__}: nothing fitted yet, call fit first")
         return self._history
 
     def _bounded(self, found: Batch, levels: FloatArray, seen: FloatArray) -> Batch:
-        """Forecasts of at most LARGEST_GROWTH times what was seen, with points between the quantiles on either side.
+        """Limit forecasts to LARGEST_GROWTH times the largest count seen, and points to lie between the quantiles.
 
         seen: [N] largest count before each origin. Raises ForecastError if a forecast is NaN.
         """
@@ -249,15 +250,15 @@ class Forecaster:
         return Batch(point, mean, np.where(levels > 0.5, np.maximum(quantiles, middle), quantiles))
 
     def _around(self, point: FloatArray, levels: FloatArray) -> Batch:
-        """Point forecasts [N, H], which serve as means too, with quantiles from the errors on the fitted series."""
+        """Add quantiles, from errors on the fitted series, to point forecasts [N, H], which serve as means too."""
         steps = np.minimum(np.arange(point.shape[1]), SPREAD_HORIZON - 1)
         shifts = np.stack([np.interp(levels, SPREAD_LEVELS, self._spread[:, step]) for step in steps])
-        # expm1(log1p(point) + shift), without rounding where the shift is 0.
+        # expm1(log1p(point) + shift), without rounding errors if the shift is 0.
         quantiles = np.maximum(point[:, :, None] + (1 + point[:, :, None]) * np.expm1(shifts), 0.0)
         return Batch(point, point, quantiles)
 
     def _measure_spread(self, series: TimeSeries) -> FloatArray:
-        """[L, SPREAD_HORIZON] quantiles, at SPREAD_LEVELS, of errors in log1p on the newer half of a fitted series."""
+        """Return quantiles [L, SPREAD_HORIZON], at SPREAD_LEVELS, of log1p errors on a fitted series' newer half."""
         origins = np.arange(max(len(series) // 2, len(series) - SPREAD_ORIGINS, 2), len(series))
         horizon = min(SPREAD_HORIZON, max(1, len(series) // 4))
         predicted = self.batch(series, origins, horizon).point
@@ -267,7 +268,7 @@ class Forecaster:
 
 
 def targets(values: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
-    """[N, H] counts after each origin; NaN past the end of the series."""
+    """Return the counts [N, H] after each origin; NaN past the end of the series."""
     padded: FloatArray = np.concatenate([values, np.full(horizon, np.nan)])
     return np.asarray(padded[origins[:, None] + np.arange(horizon)])
 

@@ -1,13 +1,13 @@
-"""The arithmetic of the combination: one weighted median of candidates, its intervals and the mean, a count at a time.
+"""Arithmetic of the combination: weighted median of candidates, its intervals, and the mean, one count at a time.
 
-The count with the least absolute error is the median, for whole counts a whole number (an expectation of 0.3 jobs means
-that 0 is most likely). Candidates are the members, the mean of the strong ones and the median of all, each shifted by
-a few factors and rounded at a few thresholds. Every candidate has an exponential weight of its discounted absolute
-errors in counts, per step ahead and partly over all steps; a share of the weights always stays with the prior (Herbster
-and Warmuth 1998). The point forecast is the weighted median of the candidates.
+The forecast with the least absolute error is the median, a whole number for whole counts (an expectation of 0.3 jobs
+means that 0 is most likely). Candidates are the members, the mean of the strong members and the median of all members,
+each shifted by a few factors and rounded at a few thresholds. Every candidate has an exponential weight of its
+discounted absolute errors in counts, per step ahead and partly over all steps; a share of the weights always stays with
+the prior (Herbster and Warmuth 1998). The point forecast is the weighted median of the candidates.
 
-The code is compiled, and the same for a whole series and for counts one by one. At each origin, forecasts of the newest
-count made 1, 2, ... steps before are settled: step h learns from forecasts h steps old alone, so nothing is used before
+The compiled code is the same for a whole series and for single counts. At each origin, forecasts of the newest
+count made 1, 2, ... steps before are settled: step h learns only from forecasts h steps old, so nothing is used before
 it is known.
 """
 
@@ -21,26 +21,26 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
 
 SHIFTS = np.array([-0.15, -0.1, -0.05, 0.0, 0.05])
-"""Candidates are shifted by these [log1p]; more of them down: most counts are skewed."""
+"""Shifts of candidates [log1p]. More of them are negative, because most counts are skewed."""
 
 THRESHOLDS = np.array([0.3, 0.4, 0.5])
 """Whole counts are candidates rounded down after adding these."""
 
 FEATURES = 5
-"""Columns that the mean is regressed on."""
+"""Number of columns on which the mean is regressed."""
 
 MEAN_PRIOR = np.array([0.5, 0.2, 0.15, 0.15, 0.0])
-"""[FEATURES] of the point, mean of the learnt quantiles, raw ARIMA, daily mean, a constant."""
+"""[FEATURES] prior coefficients of the point, mean of the learnt quantiles, raw ARIMA, daily mean, a constant."""
 
 
 class CombinationRules(NamedTuple):
     """Constants of the combination.
 
-    half_life: of losses [steps]; rate: of the exponential weights; floor: share of the weights that is always the
-    prior's; pooled: share of the losses taken from all steps ahead together. mean, middle, members: starting weights of
-    the candidates made of the mean of the strong members, of the median of all, and of all members together. window:
-    scores from which intervals are computed; window_least: fewest scores for that; pace: of the adaptive level.
-    mean_half_life [steps], mean_prior: of the regression for the mean.
+    half_life: half-life of losses [steps]; rate: rate of the exponential weights; floor: share of the weights that
+    always stays with the prior; pooled: share of the losses taken from all steps ahead together. mean, middle, members:
+    starting weights of the candidates made of the mean of the strong members, of the median of all, and of all members
+    together. window: scores from which intervals are computed; window_least: fewest scores to compute them; pace: step
+    size of the adaptive level. mean_half_life [steps], mean_prior: half-life and prior of the regression for the mean.
     """
 
     half_life: float = 2000.0
@@ -58,10 +58,10 @@ class CombinationRules(NamedTuple):
 
 
 class CombinationState(NamedTuple):
-    """What has been learnt. H steps ahead, K members, G candidates, Q levels.
+    """Learnt state of the combination. H steps ahead, K members, G candidates, Q levels.
 
     whole [1]: 1 if counts are whole numbers; strong: places of strong members; prior [G], levels [Q] of the quantiles,
-    variance [1] of counts: fixed. origins [1]: seen so far; top [1]: largest log1p count. losses [H, G]: discounted
+    variance [1] of counts: fixed. origins [1]: number so far; top [1]: largest log1p count. losses [H, G]: discounted
     absolute errors in counts; adapted [H, Q], scores [H, Q, window]: intervals; gram [H, F, F], moment [H, F]:
     regression for the mean. Of the last H origins: old_candidates [H, G, H], old_spread and old_bounds [H, H, Q],
     old_features [H, H, F], the point first.
@@ -90,7 +90,7 @@ FIXED = ("whole", "strong", "prior", "levels", "variance")
 
 
 class Combined(NamedTuple):
-    """At N origins: point and mean [N, H] in counts, bounds [N, H, Q] in log1p."""
+    """Combined forecasts at N origins: point and mean [N, H] in counts, bounds [N, H, Q] in log1p."""
 
     point: FloatArray
     mean: FloatArray
@@ -106,7 +106,7 @@ def new_state(
     whole: bool,
     rules: CombinationRules,
 ) -> CombinationState:
-    """A combination that has seen nothing. levels: of the quantiles. whole: whether counts are whole numbers."""
+    """Return an untrained combination. levels: levels of the quantiles. whole: whether counts are whole numbers."""
     each = len(SHIFTS) * (len(THRESHOLDS) if whole else 1)
     shares = np.array([rules.members / members] * members + [rules.mean, rules.middle])
     prior = np.repeat(shares / shares.sum() / each, each)
@@ -146,8 +146,8 @@ def combine(
 
     newest: [N] newest count known at each origin. members: [N, K, H] in log1p. spread: [N, H, Q] distance of quantiles
     from the median in log1p, 0 or more. features: [N, H, FEATURES] counts for the mean (the first column is filled in
-    here). learning: False combines with what is known and remembers nothing. H may exceed the steps of the state, at
-    least those must be given: later steps are treated like its last.
+    here). learning: if False, combine with the present weights and leave them unchanged. H must be at least the number
+    of steps in the state; later steps are treated like the state's last.
     """
     origins, _, horizon = members.shape
     learnt, levels = state.losses.shape[0], state.levels.shape[0]
@@ -183,13 +183,13 @@ def combine(
 
 @njit()
 def _settled(state: CombinationState, h: int) -> int:
-    """Forecasts of step h whose targets are known."""
+    """Return the number of forecasts of step h whose targets are known."""
     return int(max(state.origins[0] - 1 - h, 0))
 
 
 @njit()
 def _settle(state: CombinationState, rules: CombinationRules, count: float, h: int) -> None:
-    """Learn from the forecast of step h made h + 1 origins ago: its target is `count`."""
+    """Learn from the forecast of step h made h + 1 origins ago, whose target is `count`."""
     old, x = (state.origins[0] - h) % state.losses.shape[0], np.log1p(count)
     seen = state.old_features[old, h]
     forget = 0.5 ** (1 / rules.half_life)
@@ -214,11 +214,11 @@ def _settle(state: CombinationState, rules: CombinationRules, count: float, h: i
 
 @njit()
 def weights_of(state: CombinationState, rules: CombinationRules) -> FloatArray:
-    """[H, G] exponential weights: losses relative to the prior's mean loss, partly those of all steps together."""
+    """Return exponential weights [H, G] of losses relative to the prior's mean loss, partly pooled over all steps."""
     prior, forget = state.prior, 0.5 ** (1 / rules.half_life)
     horizon, candidates = state.losses.shape
     weights, relative = np.empty((horizon, candidates)), np.zeros((horizon, candidates))
-    weights[:] = prior  # of later steps nothing is settled yet
+    weights[:] = prior  # no forecast of later steps is settled yet
     known = min(horizon, max(state.origins[0] - 1, 0))
     for h in range(known):
         number = (1 - forget ** _settled(state, h)) / (1 - forget)
@@ -234,7 +234,7 @@ def weights_of(state: CombinationState, rules: CombinationRules) -> FloatArray:
 
 @njit()
 def _candidates(state: CombinationState, members: FloatArray) -> FloatArray:
-    """[G, H] counts, from the members [K, H] in log1p."""
+    """Return the candidates [G, H] in counts, from the members [K, H] in log1p."""
     parts, horizon = members.shape
     whole = state.whole[0] == 1
     seen = np.empty((state.prior.shape[0], horizon))
@@ -259,7 +259,7 @@ def _candidates(state: CombinationState, members: FloatArray) -> FloatArray:
 
 @njit()
 def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
-    """The smallest of the values at which half of the weights is reached."""
+    """Return the smallest value at which half of the weights is reached."""
     order = np.argsort(values)
     reached = 0.0
     for place in order:
@@ -271,10 +271,10 @@ def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
 
 @njit()
 def _bound(state: CombinationState, rules: CombinationRules, h: int, q: int, point: float, spread: float) -> float:
-    """A quantile in log1p: the point, and past scores' quantile at the adapted level times the spread.
+    """Return a quantile in log1p: the point, plus past scores' quantile at the adapted level times the spread.
 
-    Adaptive conformal inference (Gibbs and Candès 2021) on scores scaled as in Romano et al. (2019). Never beyond
-    the largest count seen, never across the point.
+    It is adaptive conformal inference (Gibbs and Candès 2021) on scores scaled as in Romano et al. (2019). The result
+    never exceeds the largest count seen, and never crosses the point.
     """
     side = np.sign(state.levels[q] - 0.5)
     if side == 0:

@@ -1,7 +1,7 @@
-"""Forecasts of the jobs and GPUs that arrive in the next minutes: how many nodes to rent.
+"""Forecasts of the jobs and GPUs that arrive in the next minutes, used to decide how many nodes to rent.
 
 Most minutes are empty and bursts are heavy-tailed, so the forecast is a distribution of the sum over the next minutes:
-a negative binomial by `demand_network.py`, whose levels are then corrected by how often they held on the fitted series.
+a negative binomial by `demand_network.py`, whose levels are then corrected by their coverage on the fitted series.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ HORIZONS = (5, 10, 15)
 """Minutes ahead over which arrivals are added up."""
 
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 0.99)
-"""Levels of the quantiles, unless others are asked for."""
+"""Default levels of the quantiles."""
 
 DAY_MINUTES = 1440
 LARGEST_DEMAND, LARGEST_SUM = 1e9, 1e4
-"""Largest count of a minute, and largest sum in units: a unit is more than one job or GPU if sums exceed it."""
+"""Largest count of a minute, and largest sum in units. A unit is more than one job or GPU if sums would exceed this."""
 
 COLUMNS = ("jobs", "GPUs")
 
@@ -50,7 +50,7 @@ COLUMNS = ("jobs", "GPUs")
 class DemandForecast:
     """Forecast of the arrivals in the next minutes, for H horizons.
 
-    mean: [..., H, 2] jobs and GPUs, for squared error. levels: [Q] of the quantiles, ascending.
+    mean: [..., H, 2] jobs and GPUs, minimises squared error. levels: [Q] of the quantiles, ascending.
     quantiles: [..., H, 2, Q] jobs and GPUs.
     """
 
@@ -60,12 +60,12 @@ class DemandForecast:
 
 
 class DemandForecaster:
-    """Forecast the sums of jobs and GPUs over the next minutes from the counts of the minutes so far.
+    """Forecast the sums of jobs and GPUs over the next minutes from the counts of past minutes.
 
-    `fit`, or `load_demand`; then `batch` for all moments of a series, or `begin`, `update` and `predict` online, with
-    the same results. Means and quantiles are at most LARGEST_GROWTH times the largest sum of the fitted series.
+    Call `fit` or `load_demand`; then `batch` for all moments of a series, or `begin`, `update` and `predict` online,
+    with the same results. Means and quantiles are at most LARGEST_GROWTH times the largest sum of the fitted series.
 
-    seed: of weights and training. horizons: minutes ahead over which arrivals are added up, ascending.
+    seed: seed of weights and training. horizons: minutes ahead over which arrivals are added up, ascending.
     """
 
     def __init__(self, seed: int = 0, horizons: Sequence[int] = HORIZONS) -> None:
@@ -78,16 +78,16 @@ class DemandForecaster:
         self._centre, self._scale = np.zeros(INPUTS), np.ones(INPUTS)
         self._base, self._most = np.zeros(sums), np.zeros(sums)  # log of the mean, and the bound [units]
         self._unit = np.ones(sums)  # jobs or GPUs
-        self._held = np.tile(SPREAD_LEVELS, (sums, 1))  # level to ask of the distribution for each of SPREAD_LEVELS
+        self._held = np.tile(SPREAD_LEVELS, (sums, 1))  # level of the distribution for each of SPREAD_LEVELS
         self._fitted = False
         self._averages, self._state = np.zeros(2 * len(HALF_LIVES)), None
         self._outputs: FloatArray | None = None  # [2, sums] mean and shape after the newest minute
         self._now = 0.0
 
     def fit(self, counts: FloatArray, start: float) -> Self:
-        """Learn from counts [T, 2] of jobs and GPUs by minute; start: local time of minute 0 [s since 1970-01-01].
+        """Train on counts [T, 2] of jobs and GPUs by minute. start: local time of minute 0 [s since 1970-01-01].
 
-        Raises ForecastError for broken counts, and for less than a day of them.
+        Raises ForecastError for broken counts, and for less than a day of counts.
         """
         taken = _checked(counts, start)
         if len(taken) < DAY_MINUTES + self.horizons[-1]:
@@ -110,7 +110,7 @@ class DemandForecaster:
         return self
 
     def batch(self, counts: FloatArray, start: float, levels: Sequence[float] | FloatArray = LEVELS) -> DemandForecast:
-        """Return forecasts [T + 1, H, 2] for counts [T, 2]; row t knows counts[:t] alone. Nothing is fitted again."""
+        """Return forecasts [T + 1, H, 2] for counts [T, 2]; row t uses only counts[:t]. Nothing is fitted again."""
         wanted = checked_levels(levels)
         return self._forecast(self._read(_checked(counts, start), start)[0], wanted)
 
@@ -130,12 +130,12 @@ class DemandForecaster:
         self._outputs = outputs[:, -1]
 
     def predict(self, levels: Sequence[float] | FloatArray = LEVELS) -> DemandForecast:
-        """Return the forecast [H, 2] of what follows the counts taken in so far."""
+        """Return the forecast [H, 2] of the minutes after the counts taken in so far."""
         found = self._forecast(self._begun()[:, None], checked_levels(levels))
         return DemandForecast(found.mean[0], found.levels, found.quantiles[0])
 
     def save(self, path: str | Path) -> None:
-        """Write what was learnt as one file; history is not kept. Raises ForecastError."""
+        """Write the learnt state as one file, without history. Raises ForecastError."""
         if not self._fitted:
             raise ForecastError("DemandForecaster: nothing fitted yet, call fit first")
         arrays: dict[str, Any] = {name: getattr(self, f"_{name}") for name in _shapes(self)}
@@ -166,7 +166,7 @@ class DemandForecaster:
         return np.clip((seen - self._centre) / self._scale, -LARGEST_INPUT, LARGEST_INPUT)
 
     def _read(self, counts: FloatArray, start: float) -> tuple[FloatArray, FloatArray, Any]:
-        """Return means and shapes [2, T + 1, J] at all moments of a series, and the averages and state at its end."""
+        """Return means and shapes [2, T + 1, J] at all moments of a series, and averages and state at its end."""
         if not self._fitted:
             raise ForecastError("DemandForecaster: nothing fitted yet, call fit first")
         known = np.concatenate([np.zeros((1, 2)), counts])
@@ -175,7 +175,7 @@ class DemandForecaster:
     def _advance(
         self, counts: FloatArray, first: float, memory: FloatArray, state: torch.Tensor | None
     ) -> tuple[FloatArray, FloatArray, Any]:
-        """Return means and shapes [2, N, J] after each minute [N, 2], and the averages and state to go on from.
+        """Return means and shapes [2, N, J] after each minute [N, 2], and the last averages and state.
 
         first: local time of the end of the first of these minutes [s].
         """
@@ -189,7 +189,7 @@ class DemandForecaster:
     def _forecast(self, outputs: FloatArray, levels: FloatArray) -> DemandForecast:
         """Return forecasts [N, H, 2] from means and shapes [2, N, J]."""
         mean, shape = outputs
-        # Beyond the outermost levels that were measured, a straight line to 0 and 1.
+        # Beyond the outermost measured levels, interpolate linearly to 0 and 1.
         known = np.concatenate([[0.0], SPREAD_LEVELS, [1.0]])
         asked = np.array([np.interp(levels, known, np.concatenate([[0.0], held, [1.0]])) for held in self._held])
         found = quantiles(mean, shape, np.minimum(asked, 1 - 1e-9), self._most) * self._unit[:, None]
@@ -197,9 +197,9 @@ class DemandForecaster:
         return DemandForecast((mean * self._unit).reshape(sizes), levels, found.reshape(*sizes, len(levels)))
 
     def _levels_held(self, mean: FloatArray, shape: FloatArray, sums: FloatArray) -> FloatArray:
-        """Return [J, SPREAD_LEVELS] levels of the distributions [T, J] below which these shares of sums [T, J] lay.
+        """Return the levels [J, SPREAD_LEVELS] of the distributions [T, J] below which these shares of sums [T, J] lay.
 
-        A sum stands for a random level between the probabilities of less than it and of at most it.
+        A sum counts as a random level between the probabilities of a smaller sum and of a sum up to it.
         """
         share = shape / (shape + mean)
         counts = np.floor(sums)
@@ -209,7 +209,7 @@ class DemandForecaster:
 
 
 def load_demand(path: str | Path) -> DemandForecaster:
-    """Read a forecaster that `save` wrote; every value is checked. Raises ForecastError, naming the file."""
+    """Read a forecaster written by `save` and check every value. Raises ForecastError, naming the file."""
     kind, state = read_state(Path(path))
     expected = "DemandForecaster, as `rlpto forecast fit --demand` writes it"
     if kind != DemandForecaster.__name__:
@@ -234,7 +234,7 @@ def demand_ahead(counts: FloatArray, horizons: Sequence[int]) -> FloatArray:
 
 
 def _shapes(forecaster: DemandForecaster) -> dict[str, tuple[tuple[int, ...], float, float]]:
-    """Return shape and bounds of every learnt array but the weights."""
+    """Return shape and bounds of every learnt array except the weights."""
     sums = 2 * len(forecaster.horizons)
     return {
         "centre": ((INPUTS,), -100.0, 100.0),

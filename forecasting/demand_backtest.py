@@ -1,4 +1,4 @@
-"""How good forecasts of demand by minute are on the end of a series, and simpler methods."""
+"""Score forecasts of demand by minute, and simpler methods, on the end of a series."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlpto.forecasting.series import ForecastError
 from rlpto.io.arrays import FloatArray
 
 TRAIN = 0.7
-"""Share of a series that is fitted; the rest is scored."""
+"""Share of a series used for fitting; the rest is scored."""
 
 LEVELS = (0.1, 0.8, 0.9, 0.95)
-"""Levels that are forecast: 0.1 and 0.9 bound the 80 % interval; the pinball loss is measured at the others."""
+"""Levels of the forecast quantiles. 0.1 and 0.9 bound the 80 % interval; pinball loss is measured above 0.1."""
 
 GROUPS = 20
 """Groups of similar forecasts from which simple methods take their quantiles."""
@@ -98,7 +98,7 @@ def _regressed(columns: FloatArray, truth: FloatArray, fitted: slice) -> FloatAr
 
 
 def _arima(z: FloatArray, points: int) -> FloatArray:
-    """Return sums [T + 1, minutes] over the next minutes that an ARIMA fitted before `points` forecasts."""
+    """Return the sums [T + 1, minutes] over the next minutes forecast by an ARIMA that is fitted before `points`."""
     model = fit_arima(z[max(0, points - ARIMA_MINUTES) : points], 0, refined=0)
     return np.cumsum(model.forecasts(z, np.arange(len(z) + 1), HORIZONS[-1]), axis=1)
 

@@ -32,7 +32,7 @@ LARGEST_INPUT = 6.0
 """Inputs are clipped to this many standard deviations."""
 
 STREAMS, CHUNK = 48, 60
-"""Most parts of a series that are trained side by side, and minutes through which the gradient flows back."""
+"""Most parts of a series that are trained in parallel, and minutes through which the gradient flows back."""
 
 PASSES, LEAST_UPDATES, MOST_UPDATES = 24, 200, 720
 """Passes over the series, and bounds on the updates: 50 days take 600 updates, 10 to 20 CPU-seconds."""
@@ -57,14 +57,14 @@ class DemandNetwork(nn.Module):
             nn.init.zeros_(part)
 
     def forward(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return outputs, and the state to go on from."""
+        """Return outputs, and the last recurrent state."""
         states, last = self.cell(inputs, state)
         mixed = torch.tanh(self.mix(torch.cat([states, inputs], dim=-1)))
         return self.out(self.drop(mixed)) + self.linear(inputs), last
 
 
 def blank_network(sums: int, seed: int) -> DemandNetwork:
-    """Return the untrained network; torch's own random numbers are left as they were."""
+    """Return the untrained network without changing the state of torch's random numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return DemandNetwork(sums).eval()
@@ -80,7 +80,7 @@ def distributions(outputs: Tensor, base: Tensor, most: Tensor) -> tuple[Tensor, 
 def train(network: DemandNetwork, inputs: FloatArray, sums: FloatArray, base: FloatArray, seed: int) -> None:
     """Train on inputs [T, INPUTS] and the sums [T, J] that followed, by truncated backpropagation.
 
-    The series is cut into parts that are read side by side; each keeps its state from chunk to chunk. The same seed
+    The series is cut into parts that are read in parallel; each keeps its state from chunk to chunk. The same seed
     gives the same weights.
     """
     streams = int(np.clip(len(inputs) // (4 * CHUNK), 1, STREAMS))
@@ -111,15 +111,15 @@ def train(network: DemandNetwork, inputs: FloatArray, sums: FloatArray, base: Fl
 
 
 def log_likelihood(mean: Tensor, shape: Tensor, counts: Tensor) -> Tensor:
-    """Return the log probability of counts under negative binomials, up to a part that depends on counts alone."""
+    """Return the log probability of counts under negative binomials, up to a term that depends only on counts."""
     total = torch.log(shape + mean)
     ways = torch.lgamma(counts + shape) - torch.lgamma(shape)
     return ways + shape * (torch.log(shape) - total) + counts * (torch.log(mean) - total)
 
 
 def describe(counts: FloatArray, first: float, memory: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return inputs [T, INPUTS] at the ends of minutes with counts [T, 2], and the memory [A] of averages to go on
-    from; first: local time of the first end [s]."""
+    """Return inputs [T, INPUTS] at the ends of minutes with counts [T, 2], and the last memory [A] of averages. first:
+    local time of the first end [s]."""
     averaged, kept = averages(counts, memory)
     times: FloatArray = first + MINUTE * np.arange(len(counts), dtype=np.float64)
     calendar = np.concatenate([fourier(times, DAY, 1), fourier(times, WEEK, 1)], axis=1)

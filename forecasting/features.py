@@ -1,8 +1,8 @@
 """Inputs of networks and trees: values relative to a recent level, lags, the calendar.
 
-Everything is a function of an origin t and of the log1p counts before it, x[:t]; step h of H has the target
-x[t + h]. A bounded number of last values matters, so a forecaster fed value by value and one that computes all origins
-of a series at once see the same numbers.
+All features are functions of an origin t and of the log1p counts before it, x[:t]; step h of H has the target
+x[t + h]. Only a bounded number of last values matters, so features computed value by value and for all origins of a
+series at once are the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlpto.forecasting.series import DAY, HOUR, MONDAY, WEEK, TimeSeries, fourie
 from rlpto.io.arrays import FloatArray, IntArray
 
 DAILY_LAGS = 7
-"""Number of days that are averaged to a profile of the day."""
+"""Number of days averaged to a daily profile."""
 
 LEVEL_HOURS = 3.0
 """Hours over which the recent level is averaged."""
@@ -35,8 +35,8 @@ MOST_LEARNT = 1000
 
 @dataclass(frozen=True)
 class Features:
-    """Of N origins: level [N]; recent [N, RECENT]; targets [N, H, TARGETS], all but the last column relative to
-    the level, in log1p; calendar [N, CALENDAR] at the origin and ahead [N, H, CALENDAR] at the targets."""
+    """Features of N origins: level [N]; recent [N, RECENT]; targets [N, H, TARGETS], all but the last column relative
+    to the level, in log1p; calendar [N, CALENDAR] at the origin and ahead [N, H, CALENDAR] at the targets."""
 
     level: FloatArray
     recent: FloatArray
@@ -46,9 +46,9 @@ class Features:
 
 
 def describe(series: TimeSeries, origins: IntArray, horizon: int, learnt: int) -> Features:
-    """Features at N origins (1 to T) of a series for the next `horizon` steps, from the values before each.
+    """Return features at N origins (1 to T) of a series for the next `horizon` steps, from the values before each.
 
-    learnt: steps ahead that are learnt; later ones get the features of the last of them, but with their own time.
+    learnt: steps ahead that are learnt; later steps get the features of the last learnt step, but with their own time.
     """
     day, week, short = series.lag(DAY), series.lag(WEEK), max(3, series.lag(LEVEL_HOURS * HOUR))
     smooth = day // 48  # steps on either side that are averaged with a daily or weekly lag
@@ -83,13 +83,14 @@ def describe(series: TimeSeries, origins: IntArray, horizon: int, learnt: int) -
 
 
 def _mean_before(total: FloatArray, ends: IntArray, length: int) -> FloatArray:
-    """Mean of the last `length` values, or as many as there are, before each end (1 or more). total: [T + 1] sums."""
+    """Return the mean of up to `length` last values before each end (1 or more). total: [T + 1] cumulative sums."""
     starts = np.maximum(ends - length, 0)
     return (total[ends] - total[starts]) / (ends - starts)
 
 
 def _mean_around(total: FloatArray, places: IntArray, reach: int, missing: FloatArray) -> FloatArray:
-    """Mean over places - reach .. places + reach; `missing` where that begins before the series. total: as above."""
+    """Return the mean over places - reach .. places + reach, or `missing` if this range begins before the series.
+    total: [T + 1] cumulative sums."""
     known = places >= reach
     low = np.where(known, places - reach, 0)
     high = np.where(known, places + reach + 1, 1)
@@ -97,12 +98,12 @@ def _mean_around(total: FloatArray, places: IntArray, reach: int, missing: Float
 
 
 def _observed_lag(lag: int, ahead: IntArray) -> IntArray:
-    """The smallest multiple of `lag` that reaches back before the origin from `ahead` steps after it."""
+    """Return the smallest multiple of `lag` that reaches back before the origin from `ahead` steps after it."""
     return lag * (ahead // lag + 1)
 
 
 def _calendar(series: TimeSeries, places: IntArray) -> FloatArray:
-    """[..., CALENDAR] sines and cosines of the hour of day, twice, and of the day of week; whether it is a weekend."""
+    """Return [..., CALENDAR]: two harmonics of the hour of day, one of the day of week, and whether it is a weekend."""
     times = series.times(places.ravel())
     weekend = ((times - MONDAY) % WEEK / DAY >= 5).astype(np.float64)
     columns = np.concatenate([fourier(times, DAY, 2), fourier(times, WEEK, 1), weekend[:, None]], axis=1)

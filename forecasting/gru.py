@@ -1,6 +1,6 @@
 """A GRU on log1p counts relative to a recent level, with the calendar and daily and weekly lags.
 
-The GRU reads the series once; a small decoder turns its state and what is known of each target step into quantiles.
+The GRU reads the series once; a small decoder turns its state and known features of each target step into quantiles.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
-"""Levels that are learnt."""
+"""Levels of the learnt quantiles."""
 MEDIAN = QUANTILES.index(0.5)
 
 LEAST_SPREAD = 0.05
-"""Least distance of quantiles from the median in log1p: intervals are scaled by it and must be able to grow."""
+"""Least distance of quantiles from the median in log1p. Intervals are multiples of the distance and must be able to
+grow."""
 
 MASSES = np.diff(np.concatenate([[0.0], (np.array(QUANTILES[1:]) + np.array(QUANTILES[:-1])) / 2, [1.0]]))
-"""[Q] probability that each of the learnt quantiles stands for."""
+"""[Q] probability mass represented by each learnt quantile."""
 
 MOST_UNITS, MOST_UPDATES = 1024, 1_000_000
 
 CHUNK, WARMUP, BATCH = 72, 36, 16
-"""Origins per training sequence, steps that a sequence is read before its first origin counts, sequences per update."""
+"""Origins per training sequence, warm-up steps read before a sequence's first origin, sequences per update."""
 
 CHECK_UPDATES, STOP_CHECKS = 20, 5
-"""Updates between looks at the validation loss, and looks without improvement before stopping."""
+"""Updates between checks of the validation loss, and checks without improvement before stopping."""
 
 RATE, DECAY, DROPOUT = 4e-3, 1e-3, 0.1
 """Adam's highest learning rate, weight decay, and share of the decoder's units dropped in training."""
@@ -44,19 +45,19 @@ RATE, DECAY, DROPOUT = 4e-3, 1e-3, 0.1
 _INPUTS = RECENT + CALENDAR
 
 _TARGETS = TARGETS + CALENDAR + 1
-"""Columns of a step ahead; the last, the level relative to itself, is 0 and teaches nothing, but without it other
-weights would be drawn than those whose results docs/forecasting.md shows."""
+"""Columns of a step ahead. The last, the level relative to itself, is always 0; it is kept because without it other
+weights would be drawn than for the results in docs/forecasting.md."""
 
 
 class GruForecaster(Forecaster):
     """Quantiles of the next steps from a GRU (Cho et al. 2014), all horizons at once, trained on pinball loss.
 
-    It sees everything relative to the level of the origin, in units of the typical distance from that level [log1p].
-    Trained on the first 85 % of a series, stopped early by its last 15 %. Steps beyond `horizon` are forecast like
-    the last one learnt, at their own time of day and week. The same seed gives the same forecasts.
+    Inputs are relative to the level of the origin, in units of the typical distance from this level [log1p].
+    The network is trained on the first 85 % of a series, with early stopping on its last 15 %. Steps beyond `horizon`
+    are forecast like the last learnt step, at their own time of day and week. The same seed gives the same forecasts.
 
-    seed: of weights and of the order of training. horizon: steps ahead learnt. hidden: units. updates: most updates
-    of the weights.
+    seed: seed of weights and of the order of training. horizon: steps ahead learnt. hidden: units. updates: most
+    updates of the weights.
     """
 
     _network: QuantileGRU
@@ -69,10 +70,10 @@ class GruForecaster(Forecaster):
         self.updates = checked_integer("updates", updates, 1, MOST_UPDATES)
         self._scale = 1.0
         self._memory = torch.empty(0)  # recurrent state after the history
-        self._read = torch.empty(0)  # [1, hidden + inputs] what the decoder is given there
+        self._read = torch.empty(0)  # [1, hidden + inputs] the decoder's input there
 
     def _blank(self) -> QuantileGRU:
-        """The untrained network; torch's own random numbers are left as they were."""
+        """Return the untrained network without changing the state of torch's random numbers."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return QuantileGRU(self.hidden).eval()
@@ -91,16 +92,16 @@ class GruForecaster(Forecaster):
         self._read = read[-1:]
 
     def _inputs(self, seen: Features) -> FloatArray:
-        """[N, inputs] inputs of the recurrent part."""
+        """Return the inputs [N, inputs] of the recurrent part."""
         return np.concatenate([seen.recent / self._scale, seen.calendar], axis=1)
 
     def _targets(self, seen: Features) -> FloatArray:
-        """[N, H, _TARGETS] what is known of each step ahead."""
+        """Return the known features [N, H, _TARGETS] of each step ahead."""
         relative, distance = seen.targets[..., :-1] / self._scale, seen.targets[..., -1:]
         return np.concatenate([relative, distance, seen.ahead, np.zeros_like(distance)], axis=2)
 
     def log_quantiles(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        """[N, H, Q] quantiles at QUANTILES in log1p for N origins of a series."""
+        """Return quantiles [N, H, Q] at QUANTILES in log1p for N origins of a series."""
         if not len(origins):
             return np.empty((0, horizon, len(QUANTILES)))
         every = np.arange(1, int(origins.max()) + 1)
@@ -108,12 +109,12 @@ class GruForecaster(Forecaster):
         return self._decoded(read[origins - 1], describe(series, origins, horizon, self.horizon))
 
     def log_quantiles_now(self, horizon: int) -> FloatArray:
-        """[1, H, Q] the same at the end of the history."""
+        """Return `log_quantiles` [1, H, Q] at the end of the history."""
         history = self._observed()
         return self._decoded(self._read, describe(history, np.array([len(history)]), horizon, self.horizon))
 
     def _decoded(self, read: Tensor, seen: Features) -> FloatArray:
-        """[N, H, Q] quantiles in log1p at N origins with states [N, hidden + inputs]."""
+        """Return quantiles [N, H, Q] in log1p at N origins with states [N, hidden + inputs]."""
         targets = self._targets(seen)
         found = np.empty((*targets.shape[:2], len(QUANTILES)))
         with torch.no_grad():
@@ -166,13 +167,13 @@ class QuantileGRU(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def encode(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """States [B, T, hidden + inputs] at each step of inputs [B, T, inputs], and the last one to go on from. The
-        newest inputs are concatenated to the recurrent state, so the network need not learn to remember them."""
+        """Return states [B, T, hidden + inputs] at each step of inputs [B, T, inputs], and the last recurrent state.
+        The newest inputs are concatenated to the recurrent state, so the network need not learn to remember them."""
         states, last = self.cell(inputs, state)
         return torch.cat([states, inputs], dim=-1), last
 
     def decode(self, states: Tensor, targets: Tensor) -> Tensor:
-        """Quantiles [..., H, Q] from states [..., hidden + inputs] and targets [..., H, G]."""
+        """Return quantiles [..., H, Q] from states [..., hidden + inputs] and targets [..., H, G]."""
         mixed = torch.relu(self.from_state(states).unsqueeze(-2) + self.from_target(targets))
         offsets = self.out(self.drop(mixed))
         centre = offsets[..., MEDIAN].unsqueeze(-1)
@@ -183,7 +184,7 @@ class QuantileGRU(nn.Module):
 
 
 def pinball(quantiles: Tensor, truth: Tensor) -> Tensor:
-    """Mean pinball loss of quantiles [..., Q] against truth [...], unknown targets left out (Koenker, Bassett 1978)."""
+    """Return the mean pinball loss of quantiles [..., Q] against known truth [...] (Koenker, Bassett 1978)."""
     known = ~torch.isnan(truth)
     levels = torch.tensor(QUANTILES, dtype=quantiles.dtype)
     error = truth[known].unsqueeze(-1) - quantiles[known]
@@ -191,11 +192,11 @@ def pinball(quantiles: Tensor, truth: Tensor) -> Tensor:
 
 
 def train(network: QuantileGRU, examples: list[FloatArray], validation: int, updates: int, seed: int) -> None:
-    """Train on the origins before index `validation`, stopped early by the loss on those from there on.
+    """Train on the origins before index `validation`, with early stopping by the loss on the later origins.
 
-    examples: of consecutive origins inputs [N, I], targets [N, H, G] and truth [N, H] (NaN: not known), in units of the
-    scale of the series, relative to the level of their origin. Those whose targets reach into the validation part are
-    left out. updates: most of them. The same seed gives the same weights.
+    examples: inputs [N, I], targets [N, H, G] and truth [N, H] (NaN if unknown) of consecutive origins, in units of the
+    scale of the series, relative to the level of their origin. Origins whose targets reach into the validation part are
+    left out. updates: most updates. The same seed gives the same weights.
     """
     data, rng = [torch.tensor(part, dtype=torch.float32) for part in examples], np.random.default_rng(seed)
     optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=DECAY)
@@ -227,7 +228,7 @@ def train(network: QuantileGRU, examples: list[FloatArray], validation: int, upd
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Restrict torch to one thread: in networks this small, synchronising more threads takes ten times as long."""
+    """Restrict torch to one thread. In networks this small, synchronising several threads takes ten times as long."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -237,7 +238,8 @@ def one_thread() -> Iterator[None]:
 
 
 def _chunk_loss(network: QuantileGRU, data: list[Tensor], starts: IntArray, end: int) -> Tensor:
-    """Loss of the sequences of CHUNK origins at each start, each read from WARMUP steps before (0 before time)."""
+    """Return the loss of the sequences of CHUNK origins at each start, each read from WARMUP steps before. Inputs
+    before the series are 0."""
     inputs, targets, truth = data
     reading = torch.as_tensor(starts)[:, None] + torch.arange(-WARMUP, CHUNK)
     fed = inputs[reading.clamp(0, end - 1)] * (reading >= 0).unsqueeze(-1)
@@ -257,27 +259,28 @@ def _validation_loss(network: QuantileGRU, data: list[Tensor], validation: int) 
 
 
 def run(network: QuantileGRU, inputs: FloatArray, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """States [T, hidden + I] after each of inputs [T, I], from `state` (None: at rest), and the state to go on from."""
+    """Return states [T, hidden + I] after each of inputs [T, I], and the last recurrent state. state: start of the
+    recurrence. Default: at rest."""
     with torch.no_grad():
         states, last = network.encode(torch.tensor(inputs, dtype=torch.float32)[None], state)
     return states[0], last
 
 
 def spread_of(log_quantiles: FloatArray) -> FloatArray:
-    """[..., Q] distances from the median in log1p, at least LEAST_SPREAD, 0 at the median itself."""
+    """Return the distances [..., Q] from the median in log1p, at least LEAST_SPREAD, but 0 at the median itself."""
     spread: FloatArray = np.maximum(np.abs(log_quantiles - log_quantiles[..., MEDIAN : MEDIAN + 1]), LEAST_SPREAD)
     spread[..., MEDIAN] = 0.0
     return spread
 
 
 def mean_of(log_quantiles: FloatArray) -> FloatArray:
-    """[...] mean count of the distributions of [..., Q] quantiles in log1p."""
+    """Return the mean count [...] of distributions given by quantiles [..., Q] in log1p."""
     return np.asarray(np.expm1(log_quantiles) @ MASSES)
 
 
 def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
-    """[..., L] quantiles in counts at any levels, from [..., Q] at QUANTILES in log1p. Between and beyond those levels
-    on straight lines against the normal quantile."""
+    """Return quantiles [..., L] in counts at any levels, from quantiles [..., Q] at QUANTILES in log1p. Between and
+    beyond QUANTILES they lie on straight lines against the normal quantile."""
     known, wanted = ndtri(np.array(QUANTILES)), ndtri(levels)
     right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
     share = (wanted - known[right - 1]) / (known[right] - known[right - 1])
@@ -287,6 +290,6 @@ def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
 
 
 def batch_of(log_quantiles: FloatArray, levels: FloatArray) -> Batch:
-    """Forecasts from [N, H, Q] quantiles in log1p; the median serves as the mean too."""
+    """Return forecasts from quantiles [N, H, Q] in log1p; the median serves as the mean too."""
     median: FloatArray = np.expm1(log_quantiles[..., MEDIAN])
     return Batch(median, median, at_levels(log_quantiles, levels))

@@ -17,7 +17,7 @@ from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
 WEAK, STRONG = ("mean_24h", "arima_raw"), ("arima_log", "arima_fourier", "trees", "gru")
-"""Members; the mean of the strong ones is a candidate, too."""
+"""Members of the combination. The mean of the strong members is a candidate, too."""
 
 NAMES = (*WEAK, *STRONG)
 """[K] members in the order of the combination."""
@@ -25,18 +25,19 @@ NAMES = (*WEAK, *STRONG)
 RULES = CombinationRules()
 
 CONSTANT = 1e-9
-"""Variance of a constant series, in squares of its mean: without any, the regression for the mean has no solution."""
+"""Assumed variance of a constant series relative to its squared mean. At 0 the regression for the mean has no
+solution."""
 
 
 class Members(NamedTuple):
-    """What the members forecast at N origins, in log1p: points [N, K, H], and the GRU's quantiles [N, H, Q]."""
+    """Forecasts of the members at N origins, in log1p: points [N, K, H], and the GRU's quantiles [N, H, Q]."""
 
     points: FloatArray
     quantiles: FloatArray
 
 
 def run(state: CombinationState, values: FloatArray, members: Members, usual: float, learning: bool) -> Combined:
-    """Go through N origins; without learning, nothing is remembered.
+    """Combine the members at N origins. Without `learning`, the state is unchanged afterwards.
 
     values: [N] newest count known at each origin. usual: mean count of the fitted series.
     """
@@ -50,7 +51,7 @@ def run(state: CombinationState, values: FloatArray, members: Members, usual: fl
 
 
 class HybridForecaster(Forecaster):
-    """ARIMA, GRU, trees and the daily mean under weights that follow how each of them is doing.
+    """ARIMA, GRU, trees and the daily mean, weighted by their recent errors.
 
     The point forecast is a weighted median of candidates: the members, their mean and their median, each shifted a
     little and, for whole counts, rounded (`combine.py`). The weights learn on the last 15 % of the fitted series and
@@ -58,10 +59,10 @@ class HybridForecaster(Forecaster):
     under adaptive conformal calibration; `SeriesForecast.mean` is a regression for squared error on the point and some
     members.
 
-    A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
-    part on; origins before that, and other series' first ones, are combined under the starting weights.
+    In batched methods, weights are learnt from the held-out part on if the series starts when the fitted series did.
+    Origins before this part, and the first origins of other series, are combined with the starting weights.
 
-    seed: of the GRU and the trees. horizon: steps ahead that are learnt; later ones are weighted like the last.
+    seed: seed of the GRU and the trees. horizon: steps ahead that are learnt; later steps are weighted like the last.
     hidden, updates: size and training of the GRU.
     """
 
@@ -88,7 +89,7 @@ class HybridForecaster(Forecaster):
         self._now = Combined(*(part[-1:] for part in found))
 
     def parts(self, series: TimeSeries, origins: IntArray, horizon: int) -> dict[str, FloatArray]:
-        """[N, H] point forecasts of every part by name; the arguments are those of `batch`."""
+        """Return point forecasts [N, H] of every member by name. `batch` explains the arguments."""
         points, _ = self._members_on(series.head(int(origins.max())), horizon)
         return {name: np.expm1(points[origins - 1, place]) for place, name in enumerate(NAMES)}
 
@@ -99,22 +100,22 @@ class HybridForecaster(Forecaster):
         return Batch(point, mean, at_levels(bounds, levels))
 
     def _measure_spread(self, series: TimeSeries) -> FloatArray:  # noqa: ARG002
-        # The combination has intervals of its own.
+        # The combination computes its own intervals.
         return np.zeros((len(SPREAD_LEVELS), SPREAD_HORIZON))
 
     def _members_on(self, series: TimeSeries, horizon: int) -> Members:
-        """Forecasts of the members at all origins, 1 to T, of a series."""
+        """Return the forecasts of the members at all origins, 1 to T, of a series."""
         every = np.arange(1, len(series) + 1)
         quantiles = self._gru().log_quantiles(series, every, horizon)
         return self._joined(quantiles, lambda member: member._points(series, every, horizon))
 
     def _members_now(self, horizon: int) -> Members:
-        """Forecasts of the members that follow what they have taken in."""
+        """Return the forecasts of the members at the end of their history."""
         quantiles = self._gru().log_quantiles_now(horizon)
         return self._joined(quantiles, lambda member: member._predict(horizon, NO_LEVELS).point)
 
     def _joined(self, quantiles: FloatArray, points_of: Callable[[Forecaster], FloatArray]) -> Members:
-        """The quantiles of the GRU, and the counts that all other members forecast."""
+        """Combine the quantiles of the GRU with the counts forecast by all other members."""
         found = [
             quantiles[..., MEDIAN] if name == "gru" else np.log1p(points_of(member))
             for name, member in self._members.items()
@@ -131,8 +132,8 @@ class HybridForecaster(Forecaster):
         return new_state(self.horizon, len(NAMES), strong, levels, self._variance, self._whole, RULES)
 
     def _run(self, series: TimeSeries, members: Members) -> tuple[CombinationState, Combined]:
-        """The state after the last of N origins of a series, and the combination at each, `horizon` steps or more.
-        Weights learn from the start of the part that no member was trained on."""
+        """Return the state after the last of N origins of a series, and the combination at each, `horizon` steps or
+        more. Weights are learnt from the start of the part on which no member was trained."""
         values = series.values[: len(members.points)]
         learnt, (points, start) = self._blank(), self._fitted
         first = max(1, points - round(VALIDATION * points)) if series.start == start else 1
@@ -183,7 +184,7 @@ class HybridForecaster(Forecaster):
         }
         blank, steps = self._blank(), np.zeros((1, self.horizon))
         learnt = state.arrays_like("combined", blank)
-        # What does not change is not taken from a file.
+        # Constants are not taken from a file.
         self._learnt = learnt._replace(**{name: getattr(blank, name) for name in FIXED})
-        np.linalg.cholesky(learnt.gram)  # refuses what cannot be solved
+        np.linalg.cholesky(learnt.gram)  # raises an error if it cannot be solved
         self._now = state.arrays_like("now", Combined(steps, steps, np.zeros((1, self.horizon, len(QUANTILES)))))

@@ -12,18 +12,18 @@ from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
 LONGEST_HOURS = 24.0 * 366
-"""Of an average, or a season."""
+"""Longest average, or season [h]."""
 
 
 class Naive(Forecaster):
-    """The next counts are the last one."""
+    """Forecasts the last count for all next intervals."""
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         return _repeated(series.values[origins - 1], horizon)
 
 
 class MovingAverage(Forecaster):
-    """The next counts are the mean of the last `hours` hours, or of the whole history if that is shorter.
+    """Forecasts the mean of the last `hours` hours, or of the whole history if it is shorter.
 
     hours: length of the average [h], rounded to whole steps, at least one.
     """
@@ -36,7 +36,7 @@ class MovingAverage(Forecaster):
         if not len(origins):
             return np.empty((0, horizon))
         length = series.lag(self.hours * HOUR)
-        # Sums start just before the first origin: one origin of a long history costs one window.
+        # Sums start just before the first origin, so one origin of a long history costs only one window.
         first = max(0, int(origins.min()) - length)
         sums = np.concatenate([[0.0], np.cumsum(series.values[first : origins.max()])])
         begins = np.maximum(origins - length, 0)
@@ -45,7 +45,7 @@ class MovingAverage(Forecaster):
 
 
 class SeasonalNaive(Forecaster):
-    """The next counts are those of the same time one season earlier; before a season has passed, the last one.
+    """Forecasts the counts of the same time one season earlier or, before a season has passed, the last count.
 
     hours: length of the season [h], such as 24 or 168.
     """
@@ -56,16 +56,16 @@ class SeasonalNaive(Forecaster):
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         season = series.lag(self.hours * HOUR)
-        # Beyond one season ahead, the latest season that is known repeats.
+        # Beyond one season ahead, the latest known season repeats.
         places = origins[:, None] - season + np.arange(horizon) % season
         return np.where(places >= 0, series.values[np.maximum(places, 0)], series.values[origins - 1][:, None])
 
 
 class ExponentialSmoothing(Forecaster):
-    """The next counts are an exponentially weighted mean of log1p counts.
+    """Forecasts an exponentially weighted mean of log1p counts.
 
-    alpha: weight of the newest count, 0.001 to 1; None: that with the least squared error one step ahead, in log1p, on
-    the fitted series.
+    alpha: weight of the newest count, 0.001 to 1. Default: the weight with the least squared error one step ahead, in
+    log1p, on the fitted series.
     """
 
     def __init__(self, alpha: float | None = None) -> None:
@@ -89,12 +89,12 @@ class ExponentialSmoothing(Forecaster):
 
 
 def _repeated(values: FloatArray, horizon: int) -> FloatArray:
-    """[N, H] the same forecast for every step."""
+    """Return the same forecast for every step [N, H]."""
     return np.repeat(values[:, None], horizon, axis=1)
 
 
 def _levels(logs: FloatArray, alpha: float) -> FloatArray:
-    """[T] level after each value. The first value is the first level."""
+    """Return the level [T] after each value. The first value is the first level."""
     return np.asarray(lfilter([alpha], [1.0, alpha - 1], logs, zi=[(1 - alpha) * logs[0]])[0])
 
 

@@ -28,8 +28,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_forecaster(name: str, seed: int = 0, **settings: Any) -> Forecaster:
-    """A forecaster by its name in tables, with further settings; `seed` goes to those that draw. Raises ForecastError
-    if there is none of that name."""
+    """Make a forecaster by its name in tables, with additional settings; `seed` is passed if the forecaster has a seed.
+    Raises ForecastError for an unknown name."""
     if name not in METHODS:
         raise ForecastError(f"method {name!r}: expected one of {', '.join(METHODS)}")
     place, own = METHODS[name]
@@ -48,7 +48,7 @@ def load(path: str | Path) -> Forecaster:
 
 
 def _imported(place: str) -> type[Forecaster]:
-    """The class in a module of this package, both given as in METHODS."""
+    """Return a class of this package. place: MODULE:CLASS, as in METHODS."""
     module, name = place.split(":")
     found: type[Forecaster] = getattr(import_module(f"rlpto.forecasting.{module}"), name)
     return found

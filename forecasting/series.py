@@ -39,11 +39,11 @@ LATEST_SECONDS = 1e11
 """Largest distance of a series from 1970-01-01 [s], about 3,000 years."""
 
 _GRID_TOLERANCE_STEPS = 1e-6
-"""Largest distance from the grid, in steps: only rounding of seconds is tolerated."""
+"""Largest distance from the grid, in steps. Only rounding of seconds is tolerated."""
 
 
 class ForecastError(RlptoError, ValueError):
-    """A series, an argument or a file is not what forecasting expects: one line, what is wrong, what was expected."""
+    """An unusable series, argument or file, described in one line with the problem and the expected value."""
 
 
 def checked_integer(name: str, value: object, low: int, high: int) -> int:
@@ -72,46 +72,46 @@ class TimeSeries:
         return len(self.values)
 
     def lag(self, seconds: float) -> int:
-        """A time span in steps, 1 or more."""
+        """Return a time span in steps, 1 or more."""
         return max(1, round(seconds / self.step))
 
     def head(self, points: int) -> TimeSeries:
-        """The first `points` intervals."""
+        """Return the first `points` intervals."""
         return replace(self, values=self.values[:points])
 
     def tail(self, points: int) -> TimeSeries:
-        """The last `points` intervals, or all there are."""
+        """Return the last `points` intervals, or all if there are fewer."""
         first = max(0, len(self) - points)
         return TimeSeries(self.values[first:], self.step, self.start + first * self.step)
 
     def times(self, places: IntArray | None = None) -> FloatArray:
-        """Local starts [s since 1970-01-01] of the intervals at some places, also past the end; None: of all."""
+        """Return the local starts [s since 1970-01-01] of intervals at some places, also past the end. Default: all."""
         return self.start + self.step * (np.arange(len(self)) if places is None else places).astype(np.float64)
 
     def index(self, places: IntArray | None = None) -> pd.DatetimeIndex:
-        """The same as timestamps of pandas, without a time zone."""
+        """Return `times` as pandas timestamps without a time zone."""
         import pandas as pd
 
         return pd.DatetimeIndex(np.round(self.times(places) * 1e3).astype("datetime64[ms]"))
 
     def shown(self, place: int) -> str:
-        """The start of the interval at a place, for messages."""
+        """Return the start of the interval at a place, for messages."""
         return str(self.index(np.array([place]))[0])
 
 
 def fourier(times: FloatArray, period: float, harmonics: int) -> FloatArray:
-    """[T, 2 harmonics] sines, then cosines, of local times [s] with a period [s]."""
+    """Return sines, then cosines, [T, 2 harmonics] of local times [s] with a period [s]."""
     angles = 2 * np.pi * np.outer(times % period, np.arange(1, harmonics + 1)) / period
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
 def seconds(step: float | str) -> float:
-    """A step in seconds: a number, or text such as '10min' or '1h'. Raises ForecastError for anything else."""
+    """Convert a step to seconds: a number, or text such as '10min' or '1h'. Raises ForecastError for anything else."""
     try:
         if isinstance(step, str):
             import pandas as pd
 
-            # A number alone would be nanoseconds, and pandas' time spans do not know a unit alone.
+            # pandas takes a number alone for nanoseconds, and does not accept a unit alone.
             text = re.fullmatch(r"([0-9.]*)\s*([A-Za-z]+)", step)
             if text is None:
                 raise ValueError(step)
@@ -128,7 +128,7 @@ def seconds(step: float | str) -> float:
 def as_series(
     y: TimeSeries | pd.Series[Any] | Values, step: float | str | None = None, min_points: int = 1
 ) -> TimeSeries:
-    """A checked series from any supported holder of counts.
+    """Check counts of any supported type and convert them to a series.
 
     y: a TimeSeries; a pandas Series with a DatetimeIndex on a regular grid (with a time zone, the
         wall-clock time continues from its first timestamp); or [T] numbers.
@@ -164,13 +164,13 @@ def as_series(
 
 
 def is_dated(y: Any) -> TypeGuard[TimeSeries | pd.Series[Any]]:
-    """Whether a series has times, unlike plain numbers."""
+    """Return whether a series has times, unlike plain numbers."""
     # A list has an `index` too; only pandas objects have both. This check needs no import of pandas.
     return isinstance(y, TimeSeries) or (hasattr(y, "index") and hasattr(y, "to_numpy"))
 
 
 def local_seconds(time: Any) -> float:
-    """Wall-clock seconds since 1970-01-01 of anything pandas reads as a timestamp."""
+    """Return the wall-clock seconds since 1970-01-01 of anything that pandas reads as a timestamp."""
     import pandas as pd
 
     try:
@@ -193,7 +193,7 @@ def _numbers(y: Any) -> FloatArray:
 
 
 def _from_pandas(y: pd.Series[Any], step: float | str | None) -> tuple[FloatArray, float, float]:
-    """Values, step and start."""
+    """Return the values, step and start of a pandas Series."""
     import pandas as pd
 
     if not isinstance(y.index, pd.DatetimeIndex):
@@ -210,7 +210,7 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None) -> tuple[FloatArra
     if step is None and len(times) < 2:
         raise ForecastError("series of one timestamp: give its step in seconds, or as text such as '10min'")
     start = local_seconds(stamps[0])
-    # The lower median is a distance that occurs, and not that of a gap.
+    # The lower median is a distance that occurs, and not the distance across a gap.
     width = seconds(float(np.sort(np.abs(np.diff(times)))[(len(times) - 2) // 2]) if step is None else step)
     places = np.arange(len(times))
     off = np.abs((times - times[0]) / width - places) > _GRID_TOLERANCE_STEPS * np.maximum(1.0, places)

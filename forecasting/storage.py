@@ -1,4 +1,4 @@
-"""A fitted forecaster as one file: arrays and JSON in a zip archive, no code inside, every number checked."""
+"""Store a fitted forecaster as one file: arrays and JSON in a zip archive, without code; every number is checked."""
 
 from __future__ import annotations
 
@@ -34,30 +34,31 @@ class State:
     arrays: dict[str, AnyArray] = field(default_factory=dict)
 
     def nested(self, name: str, part: State) -> None:
-        """Put the state of a part inside this one."""
+        """Put the state of a part inside this state."""
         self.values[name] = part.values
         self.arrays.update({f"{name}/{key}": array for key, array in part.arrays.items()})
 
     def part(self, name: str) -> State:
-        """The state of a part that was put in by `nested`."""
+        """Return the state of a part that was put in by `nested`."""
         inside = {key[len(name) + 1 :]: a for key, a in self.arrays.items() if key.startswith(f"{name}/")}
         return State(self.values[name], inside)
 
     def number(self, name: str, low: float, high: float) -> float:
-        """A number within bounds. Raises ForecastError, naming it, and KeyError if it is missing."""
+        """Return a number within bounds. Raises ForecastError, naming it, and KeyError if it is missing."""
         value = self.values[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ForecastError(f"{name} {value!r}: expected a number, {low:g} to {high:g}")
         return float(value)
 
     def integer(self, name: str, low: int, high: int) -> int:
-        """The same for an integer."""
+        """Return an integer within bounds. Raises ForecastError, naming it, and KeyError if it is missing."""
         return checked_integer(name, self.values[name], low, high)
 
     def array(
         self, name: str, shape: tuple[int | None, ...], largest: float = LARGEST_NUMBER, dtype: npt.DTypeLike = float
     ) -> AnyArray:
-        """An array of finite numbers of a shape; None allows any length. Raises ForecastError, naming the array."""
+        """Return an array of finite numbers of a shape; None allows any length. Raises ForecastError, naming the
+        array."""
         array = self.arrays[name]
         sized = len(array.shape) == len(shape) and all(
             wanted in (None, own) for own, wanted in zip(array.shape, shape, strict=True)
@@ -69,7 +70,8 @@ class State:
         return array
 
     def arrays_like(self, prefix: str, pattern: Pattern) -> Pattern:
-        """A named tuple of arrays of the types and shapes of `pattern`; integers are counts. Raises ForecastError."""
+        """Return a named tuple of arrays with the types and shapes of `pattern`; integers must be 0 or more. Raises
+        ForecastError."""
         wanted = pattern._asdict().items()
         found = {name: self.array(f"{prefix}.{name}", own.shape, dtype=own.dtype) for name, own in wanted}
         if any(array.dtype.kind == "i" and (array < 0).any() for array in found.values()):
@@ -78,15 +80,15 @@ class State:
 
 
 def write_state(path: Path, kind: str, state: State) -> None:
-    """Write a state as one file, whole or not at all. Raises ForecastError where the file system refuses."""
+    """Write a state as one file, completely or not at all. Raises ForecastError if the file system refuses."""
     header = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind, "values": state.values})
     with whole_file(path, "the forecaster", ForecastError) as unfinished, unfinished.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **{_HEADER: np.array(header)}, **state.arrays)
 
 
 def read_state(path: Path) -> tuple[str, State]:
-    """Kind and state from a file of bounded size. The caller checks each value. Raises ForecastError if the file is
-    missing, broken, not a forecaster's, or of another version."""
+    """Read the forecaster's class name and state from a file of bounded size. The caller checks each value. Raises
+    ForecastError if the file is missing, broken, not a forecaster's, or of another version."""
     arrays = read_arrays(path, _EXPECTED, ForecastError)
     header = arrays.pop(_HEADER, np.array(""))
     found = parse_json(str(header), path, _EXPECTED, ForecastError) if header.dtype.kind == "U" else None

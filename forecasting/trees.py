@@ -15,33 +15,34 @@ from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 
 COLUMNS = 1 + RECENT + TARGETS + CALENDAR
-"""Features: the level, and those of the origin, the target and its time."""
+"""Number of features: the level, and features of the origin, the target and the target's time."""
 
 DECIMALS = 6
-"""Features are rounded to this many decimals: computed for one origin or for a whole series, they differ in their last
+"""Features are rounded to this many decimals. Computed for one origin or for a whole series, they differ in their last
 bits, and a tree could split between such numbers."""
 
 LEAST_POINTS = 200
 """A series with fewer points grows no trees."""
 
 LEAST_IN_LEAF = (20, 100)
-"""Examples in a leaf of the trees for one step ahead, and of the others, whose examples come several an origin."""
+"""Least examples in a leaf of the trees for one step ahead, and of all other trees, which get several examples per
+origin."""
 
 MOST_TREES, LEAVES, LEARNING_RATE = 400, 15, 0.03
-"""Trees of a group of steps, leaves of a tree, and the share of a tree's correction that is made."""
+"""Most trees of a group of steps, leaves of a tree, and share of a tree's correction that is applied."""
 
 STOP_TREES = 20
 """Growing stops after this many trees without a smaller error on the held-out part."""
 
 Examples: TypeAlias = tuple[FloatArray, FloatArray]
-"""[n, columns] and the [n] targets."""
+"""Inputs [n, columns] and targets [n]."""
 
 
 class Forest(NamedTuple):
     """A sum of trees for some steps ahead: base [1], and the nodes of all trees one after the other.
 
-    roots [K]: first node of each tree. feature [N], threshold [N]: go `left` [N] where the feature is at most that,
-    else `right` [N]; a leaf has itself on its left, and adds value [N].
+    roots [K]: first node of each tree. feature [N], threshold [N]: go `left` [N] if the feature is at most the
+    threshold, else `right` [N]. A leaf is its own left node, and adds value [N].
     """
 
     base: FloatArray
@@ -54,7 +55,7 @@ class Forest(NamedTuple):
 
     @classmethod
     def bare(cls) -> Forest:
-        """No trees: always 0."""
+        """Return a forest without trees, which always predicts 0."""
         none = np.empty(0, dtype=np.int32)
         return cls(np.zeros(1), none, none, np.empty(0), none, none, np.empty(0))
 
@@ -63,15 +64,15 @@ class TreesForecaster(Forecaster):
     """Least absolute deviations by boosted trees (Friedman 2001) on histograms (Ke et al. 2017), from scikit-learn.
 
     The target is the log1p count relative to a recent level; the features are lags, recent means, the calendar of the
-    target's time, that level, and how many steps ahead the target is. One step ahead has trees of its own, those after
-    it share theirs. Grown on the first 85 % of a series, on at most `rows` examples (an origin and a step), until the
-    error on the last 15 % has not become smaller for STOP_TREES trees; those up to the smallest are kept. The same
-    seed gives the same forecasts.
+    target's time, the recent level, and the number of steps ahead. The first step ahead has its own trees, later steps
+    share theirs. Trees are grown on the first 85 % of a series, on at most `rows` examples (an origin and a step),
+    until the error on the last 15 % has not fallen for STOP_TREES trees; the trees up to the smallest error are kept.
+    The same seed gives the same forecasts.
 
-    seed: of the choice of examples. horizon: steps ahead learnt; later steps are forecast like the last one, at their
-    own time. rows: most examples to learn from, and a quarter of them to stop by.
+    seed: seed of the choice of examples. horizon: steps ahead learnt; later steps are forecast like the last step, at
+    their own time. rows: most examples for training; a quarter as many decide when to stop.
 
-    A constant series, and one of less than LEAST_POINTS, grows no trees: the recent level is the forecast.
+    For a constant series, or a series shorter than LEAST_POINTS, no trees are grown: the recent level is the forecast.
     """
 
     def __init__(self, seed: int = 0, horizon: int = 12, rows: int = 60_000) -> None:
@@ -91,7 +92,7 @@ class TreesForecaster(Forecaster):
         columns = _columns(seen)
         held_out = len(series) - round(VALIDATION * len(series))
         ends = origins[:, None] + np.arange(self.horizon)
-        # At the first origins, lags reach back before the series and mean nothing yet.
+        # At the first origins, lags reach back before the series and are meaningless.
         learnt = (ends < held_out) & (origins >= 2 * seen.recent.shape[1])[:, None]
         stopping = (origins >= held_out)[:, None] & (ends < len(series))
         rng = np.random.default_rng(self.seed)
@@ -105,7 +106,7 @@ class TreesForecaster(Forecaster):
         ]
 
     def _grown(self, examples: Examples, held_out: Examples, least: int) -> Forest:
-        """The trees up to the smallest error on what is held out; least: examples in a leaf."""
+        """Grow trees up to the smallest error on held-out examples. least: examples in a leaf."""
         from sklearn.ensemble import HistGradientBoostingRegressor
         from threadpoolctl import threadpool_limits
 
@@ -148,7 +149,7 @@ class TreesForecaster(Forecaster):
 
 
 def forest_of(model: Any, trees: int) -> Forest:
-    """The first trees of a fitted HistGradientBoostingRegressor as plain arrays, which can be saved.
+    """Convert the first trees of a fitted HistGradientBoostingRegressor to plain arrays, which can be saved.
 
     scikit-learn (tested with 1.9.1) documents no way to save boosted trees without pickle, and its own `predict` takes
     a thousand times as long for one origin, most of it in checks.
@@ -174,7 +175,7 @@ def forest_of(model: Any, trees: int) -> Forest:
 
 @njit()
 def add_up(forest: Forest, columns: FloatArray) -> FloatArray:
-    """[N] predictions of the trees for [N, features]."""
+    """Return predictions [N] of the trees for columns [N, features]."""
     said = np.full(len(columns), forest.base[0])
     for root in forest.roots:
         for row in range(len(columns)):
@@ -189,7 +190,7 @@ def add_up(forest: Forest, columns: FloatArray) -> FloatArray:
 
 
 def _restored(state: State, place: int) -> Forest:
-    """One of the forests of a state, checked so that walking it ends. Raises ForecastError."""
+    """Read a forest of a state and check that every walk through its trees ends. Raises ForecastError."""
     count = len(state.arrays[f"feature.{place}"])
     sizes = {"base": 1, "roots": None} | dict.fromkeys(("feature", "threshold", "left", "right", "value"), count)
     found = Forest(
@@ -209,12 +210,12 @@ def _restored(state: State, place: int) -> Forest:
 
 
 def _groups(horizon: int) -> list[slice]:
-    """Groups of steps ahead that share trees; steps beyond those learnt belong to the last group."""
+    """Return the groups of steps ahead that share trees. Steps beyond the learnt ones belong to the last group."""
     return [slice(0, 1), slice(1, horizon)][: min(horizon, 2)]
 
 
 def _columns(seen: Features) -> FloatArray:
-    """[N, H, columns] inputs of the trees."""
+    """Return the inputs [N, H, columns] of the trees."""
     steps = seen.targets.shape[1]
     shared = np.concatenate([seen.level[:, None], seen.recent], axis=1)
     repeated = np.broadcast_to(shared[:, None], (len(shared), steps, shared.shape[1]))
@@ -222,7 +223,7 @@ def _columns(seen: Features) -> FloatArray:
 
 
 def _drawn(columns: FloatArray, truth: FloatArray, chosen: BoolArray, most: int, rng: np.random.Generator) -> Examples:
-    """[n, columns] and [n] of the chosen origins and steps [N, H], at most `most` of them, in their order."""
+    """Draw at most `most` examples, in their order, from the chosen origins and steps [N, H]."""
     places = np.flatnonzero(chosen)
     if len(places) > most:
         places = np.sort(rng.choice(places, most, replace=False))
