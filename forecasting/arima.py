@@ -105,7 +105,7 @@ class RawArima(ArimaForecaster):
 
 
 class LogArima(ArimaForecaster):
-    """ARIMA(p, 1, q) on log1p counts: the level may go anywhere."""
+    """ARIMA(p, 1, q) on log1p counts, whose level may drift without limit."""
 
     def _estimate(self, series: TimeSeries) -> Arima:
         return fit_arima(np.log1p(series.values), 1)
@@ -182,7 +182,7 @@ def _fit_harmonics(
     columns = _design(times, daily, weekly)
     skipped = model.difference
     plain = model.residuals(z)[skipped:]
-    # The mean of the model is in the residuals of z; harmonics have none.
+    # The residuals of z include the model's mean; harmonics have no mean.
     centred = Arima(model.ar, model.ma, difference=model.difference)
     filtered = np.array([centred.residuals(column)[skipped:] for column in columns.T]).T.reshape(len(plain), -1)
 

@@ -32,7 +32,7 @@ def backtest_demand(counts: FloatArray, start: float, seed: int = 0) -> pd.DataF
 
     Columns: method, of (jobs or GPUs), minutes; explained: share of the variance around the mean of the fitted part;
     pinball_80, ...: quantile loss relative to the constant quantile of the fitted part; covered, covered_above_0: share
-    of all sums, and of sums above 0, within the 80 % interval. NaN where a figure has no meaning.
+    of all sums, and of sums above 0, within the 80 % interval. NaN if a figure is undefined.
 
     Raises ForecastError.
     """

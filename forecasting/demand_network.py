@@ -2,7 +2,7 @@
 
 Its inputs are logarithms of the newest minute's counts and of their averages with several half-lives, and the time of
 day and week. A linear part and a recurrent part see the same inputs; their sum is the logarithm of the mean. The
-likelihood of counts is what makes the mean robust: one burst weighs as much as its surprise, not as its square.
+likelihood of counts makes the mean robust: a burst is weighted by its log probability, not by its square.
 """
 
 from __future__ import annotations

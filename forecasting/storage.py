@@ -57,8 +57,7 @@ class State:
     def array(
         self, name: str, shape: tuple[int | None, ...], largest: float = LARGEST_NUMBER, dtype: npt.DTypeLike = float
     ) -> AnyArray:
-        """Return an array of finite numbers of a shape; None allows any length. Raises ForecastError, naming the
-        array."""
+        """Return an array of finite numbers of a shape; None allows any length. Raises ForecastError, naming it."""
         array = self.arrays[name]
         sized = len(array.shape) == len(shape) and all(
             wanted in (None, own) for own, wanted in zip(array.shape, shape, strict=True)

@@ -146,7 +146,7 @@ def verdicts(fidelity: Fidelity) -> list[str]:
 def write_fidelity(fidelity: Fidelity, folder: Path) -> None:
     """Write both tables as CSV: `fidelity.csv` by policy and metric, `fidelity_jobs.csv` by policy and job.
 
-    Raises CheckpointError if that is not possible.
+    Raises CheckpointError if a file cannot be written.
     """
     for name, table in (("fidelity", fidelity.metrics), ("fidelity_jobs", fidelity.jobs)):
         write_text(folder / f"{name}.csv", table.to_csv(lineterminator="\n"), "the comparison")

@@ -25,7 +25,7 @@ from rlpto.io.arrays import FloatArray
 
 LEVEL = 0.95
 FEWEST_FREEDOM = 5
-"""Degrees of freedom (values less one) from which percentiles of resamples serve as bounds."""
+"""Fewest degrees of freedom (values minus one) for which percentiles of resamples serve as bounds."""
 RESAMPLES = 5000
 
 Statistic = Callable[[FloatArray, FloatArray], FloatArray]
@@ -74,7 +74,7 @@ class Comparison:
 
 
 def mean(values: FloatArray, counts: FloatArray) -> FloatArray:
-    """Statistic: the mean."""
+    """Return the mean of each resample; a `Statistic`."""
     means: FloatArray = counts @ values / counts.sum(axis=1)
     return means
 

@@ -1,1 +1,1 @@
-"""From a configuration to runs: the work behind the subcommands of `rlpto`."""
+"""Run experiments from configurations: the work behind the subcommands of `rlpto`."""

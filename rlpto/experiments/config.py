@@ -1,4 +1,4 @@
-"""Experiment files: one typed model of everything an experiment can set, read from YAML."""
+"""Experiment files: one typed model of all settings of an experiment, read from YAML."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _expand_spec(value: object, info: ValidationInfo) -> object:
 
     try:
         return str(parse_spec(value).with_paths(expanded))
-    except ConfigError as wrong:  # pydantic adds where the spec stands only to a ValueError
+    except ConfigError as wrong:  # pydantic adds the spec's location only to a ValueError
         raise ValueError(str(wrong)) from None
 
 
@@ -139,8 +139,8 @@ class WorkloadSettings(Settings):
 
     source: Literal["synthetic", "trace", "files", "jobs", "frozen"] = "synthetic"
     """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one window, or
-    gives several (`draws`); jobs: those listed below, in one window called jobs; frozen: one file with the jobs of test
-    windows as they were drawn, as `rlpto bench build` writes it."""
+    gives several (`draws`); jobs: the jobs listed below, in one window called jobs; frozen: one file with the drawn
+    jobs of test windows, written by `rlpto bench build`."""
     jobs: tuple[ListedJob, ...] = ()
     """jobs: each with model and submit time, and any settings that differ from the defaults."""
     calibration: NameOrPath = "philly"
@@ -240,7 +240,7 @@ class KnowledgeSettings(Settings):
 
     @property
     def text(self) -> str:
-        """In a line: "exact", "exact, remaining unknown", "online, shared fits, remaining learnt"."""
+        """The settings in a line: "exact", "exact, remaining unknown", "online, shared fits, remaining learnt"."""
         fits = [f"{self.fits} fits"] if self.mode == "online" else []
         left = [] if (self.mode, self.remaining) == ("exact", "declared") else [f"remaining {self.remaining}"]
         return ", ".join([self.mode, *fits, *left])
@@ -350,7 +350,7 @@ def _as_texts(tree: Mapping[str, Any], inside: str = "") -> list[str]:
 
 
 def _config_file(path: Path) -> Path:
-    """The path itself if it is there, else the example of that name. Raises ConfigError if there is neither."""
+    """Return the path itself if it exists, else the example of that name. Raises ConfigError if neither exists."""
     if is_there(path):
         return path
     if (found := example_config(path)) is not None:
@@ -363,7 +363,7 @@ def _config_file(path: Path) -> Path:
 
 
 def _parse_override(override: str, said: str) -> tuple[Location, object]:
-    """Location and value, parsed as YAML, of an override `a.b.0=value`."""
+    """Parse an override `a.b.0=value` into its location and its value, which is YAML."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
@@ -402,7 +402,7 @@ def _with_value(tree: object, location: Location, value: object, said: str) -> o
 
 
 def resolved_yaml(config: Config) -> str:
-    """The whole configuration as YAML: every key with its value, and its description as a comment.
+    """Return the whole configuration as YAML: every key with its value, and its description as a comment.
 
     Reading it back gives the same configuration.
     """
@@ -412,5 +412,5 @@ def resolved_yaml(config: Config) -> str:
 
 
 def _anywhere(spec: str) -> str:
-    """Return a policy's spec with paths that mean the same wherever it is read, as other paths are written."""
+    """Return a policy's spec with paths in the portable form in which all paths are written."""
     return str(parse_spec(spec).with_paths(lambda path: portable(Path(path))))

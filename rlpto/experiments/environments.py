@@ -211,7 +211,7 @@ def _cached_setup(
 
 
 def _stamps(content: str) -> tuple[tuple[str, int, int], ...]:
-    """Path, time and size of all files, also within folders, that a configuration in JSON names."""
+    """Return path, time and size of all files, also within folders, that a configuration in JSON names."""
     named = [path for text in re.findall(r'"(/[^"]+)"', content) for path in (*glob(text), *glob(f"{text}/**/*"))]
     about = ((path, os.stat(path)) for path in sorted(named))
     return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in about)

@@ -109,7 +109,7 @@ class Experiment:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that a workload may draw from: the programs of real jobs, if there are any."""
+        """Models from which a workload may draw: the programs of real jobs if there are any, else all profiles."""
         return tuple(sorted(self.config.ray.programs)) or self.profiles.models
 
     @cached_property
@@ -169,7 +169,7 @@ class Experiment:
         return sorted(types, key=type_order), most
 
     def jobs(self, window: str, seed: int) -> list[Job]:
-        """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
+        """Return the jobs of a window. Raises JobError for a job that the cluster cannot run."""
         workload, shape = self.config.workload, self.shape
         if workload.source == "jobs":
             jobs = self._listed_jobs()
@@ -259,7 +259,7 @@ class Experiment:
         return make_provisioner(own or parse_provisioner(self.config.provision))
 
     def check_renting(self) -> None:
-        """Raise ConfigError where an agent could not learn how many nodes to rent."""
+        """Raise ConfigError if an agent could not learn how many nodes to rent."""
         config = self.config
         if not self.shape.rented_groups:
             raise ConfigError("agent.learns nodes: no nodes are rented; expected `rented` in cluster.nodes")

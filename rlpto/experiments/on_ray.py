@@ -254,7 +254,7 @@ class RealCells:
         """Run a cell, or continue it."""
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
         session = session_of(self.folder, cell)
-        # In a thread of this process: for a cell that takes minutes, another process would start too late.
+        # Predict in a thread: for a cell that takes minutes, another process would start too late.
         thread = ThreadPoolExecutor(1, "predictions")
         with (
             SessionDatabase(own / DATABASE, self.warn) as database,
@@ -372,7 +372,7 @@ def session_folder(folder: Path, cell: Cell) -> Path:
 
 
 def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
-    """A line for each job that has failed, with its reason."""
+    """Yield a line for each failed job, with the reason."""
     for cell in cells:
         columns, rows = read_table(session_folder(folder, cell) / DATABASE, "jobs")
         for job in (dict(zip(columns, row, strict=True)) for row in rows):

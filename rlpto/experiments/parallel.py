@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STOP_TIMEOUT_S = 60.0
-"""Longest time that trainings may take to stop cleanly after Ctrl-C."""
+"""Longest time for trainings to stop cleanly after Ctrl-C [s]."""
 TUNE, TRIALS, SPACE, TABLE = "tune", "trials", "space.yaml", "sweep.csv"
 """Names in the folder of a sweep: Ray Tune's state, the trials' runs, the space, and the table of results."""
 GOAL = "reward"

@@ -59,9 +59,9 @@ KEYS_WITHOUT_EFFECT: Mapping[str, tuple[Result, ...]] = {
 
 
 def begin_run(folder: Path, config: Config, repetition: Repetition | None = None) -> None:
-    """Write the configuration, the versions, the command, and how often recorded jobs occur in the workload.
+    """Write the configuration, the versions, the command, and the repetition of recorded jobs in the workload.
 
-    Raises CheckpointError if that is not possible.
+    Raises CheckpointError if a file cannot be written.
     """
     write_text(folder / CONFIG_FILE, resolved_yaml(config), "the configuration")
     content = versions() | {

@@ -157,14 +157,14 @@ class SwitchablePolicy:
             return False
         try:
             policy = self._made(name)
-        except Exception as error:  # the user who asked is answered for every exception of a plug-in or a broken run
+        except Exception as error:  # the user gets an answer for every exception of a plug-in or a broken run
             problem = " ".join(str(error).split()) or type(error).__name__
             answer(self._database, request.seq, self._time(now), problem)
             return False
         with self._database.transaction():
             asked = get_request(self._database, request.seq)
             if asked is None or asked.done_at is not None:
-                return False  # it was withdrawn
+                return False  # the request was cancelled
             self._enter(name, policy, now)
             self._note(name, now, request.by, str(request.body.get("reason", "")), request.at)
             answer(self._database, request.seq, self._time(now))
@@ -201,7 +201,7 @@ class SwitchablePolicy:
             note_change(self._database, by, "policy.switch", name, at, body)
             if switch.before is None:
                 add_event(self._database, "policy", at, body=body)
-            else:  # also one of the session
+            else:  # also an event of the session
                 what = {"what": "policy", "detail": f"{switch.before} -> {name}"}
                 add_event(self._database, "policy", at, body=what | body, time=now)
 

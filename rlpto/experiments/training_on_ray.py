@@ -142,7 +142,7 @@ def _refuse_what_takes_episodes(config: Config) -> None:
 
 
 def _identity(experiment: Experiment, settings: AgentSettings, starting_agent: StartingAgent) -> Identity:
-    """Identity that a checkpoint must match to be continued, and the origin of its agent."""
+    """Return the identity that a checkpoint must match to be continued, and the origin of its agent."""
     config = experiment.config
     agent = deciding(config.model_copy(update={"agent": settings}), Result.CHECKPOINT)["agent"]
     decisive = {

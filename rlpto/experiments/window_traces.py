@@ -47,7 +47,7 @@ class WindowTrace:
 
 
 REPEATED = 1.5
-"""Least repetitions of recorded jobs in a workload that cause a warning."""
+"""Mean repetition of recorded jobs in a workload from which on there is a warning."""
 
 
 class Repetition(NamedTuple):
@@ -95,7 +95,7 @@ class WindowTraces:
     def by_name(self) -> dict[str, WindowTrace]:
         """All windows in which jobs were submitted, by name, in order of time.
 
-        Raises TraceError or ConfigError if there is no trace, or it cannot be cut as wanted.
+        Raises TraceError or ConfigError if there is no trace, or it cannot be cut into the configured windows.
         """
         source = self._config.workload.source
         if source == "files":

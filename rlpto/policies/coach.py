@@ -47,7 +47,7 @@ class Limits(NamedTuple):
 
 
 class Seen:
-    """Measured speeds of one job at each (workers, servers) that it has trained with, scaled to the present.
+    """Measured speeds of one job for each (workers, servers) with which it has trained, scaled to the present.
 
     Speed drifts during training, because progress includes statistical efficiency. When a configuration is measured
     again, all earlier speeds are scaled by the same ratio. Drift while a job is first probed is attributed to the

@@ -36,7 +36,7 @@ class ElasticFifo(BasePolicy[OneNodeOptions]):
         With `one_node` a job that an earlier policy spread over nodes keeps its GPUs there.
         """
         jobs, kept, backfill, delay = state.jobs, state.jobs.keepable, self.options.backfill, state.jobs.rescale_delay
-        seconds = seconds_for(jobs.remaining[:, None], jobs.speed)  # [n, K + 1] to finish; infinity with no GPUs
+        seconds = seconds_for(jobs.remaining[:, None], jobs.speed)  # [n, K + 1] to finish; infinity without GPUs
         most = fastest(seconds, jobs)
         if self.options.one_node:
             placement = where_kept(state)

@@ -86,7 +86,7 @@ class IndexWeights(Settings):
 INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
 """Names of the weights in a config, defined in `IndexWeights`."""
 SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
-"""The weights of the index that depend on how steeply accuracy rises."""
+"""The weights of the index that depend on the steepness of the accuracy curve."""
 FURTHER = {
     "gain_remaining": "Times log(speed-up gained per GPU of the step) x r.",
     "gain_load": "Times log(speed-up gained per GPU of the step) x load.",

@@ -36,11 +36,11 @@ class SiaOptions(Settings):
     power: float = Field(-0.5, lt=0)
     """Exponent p of a job's speed-up in the objective: the more negative, the more fairness counts."""
     waiting: float = Field(1.1, gt=0)
-    """Cost of a job that gets no GPUs; a running one at its slowest costs 1."""
+    """Cost of a job without GPUs; a job at its slowest allowed speed costs 1."""
     restart: float | None = Field(None, ge=0)
     """Assumed duration of a restart [s]. Default: each job's rescale delay."""
     growth: float = Field(2.0, ge=1)
-    """Factor by which a job may hold more GPUs than the most it has held so far; it starts on as few as it can."""
+    """Limit of a job's GPUs, relative to the most it has held so far. A job starts on as few GPUs as it can."""
 
 
 class Choices(NamedTuple):
@@ -56,7 +56,7 @@ class Choices(NamedTuple):
 
 
 class Sia(BasePolicy[SiaOptions]):
-    """Minimises a sum over jobs of (restart factor x speed-up)^p, where a job without GPUs costs `waiting`."""
+    """Minimises the sum over jobs of (restart factor x speed-up)^p, with cost `waiting` for a job without GPUs."""
 
     name = "sia"
     summary = "integer programme over numbers and kinds of GPU (Sia), elastic; knows no remaining work"

@@ -26,7 +26,7 @@ MOST_INTERVALS = 10_000_000
 
 @contextmanager
 def error_named(prefix: str) -> Iterator[None]:
-    """Put the name of a file or option before an error of forecasting, as a TraceError."""
+    """Convert an error of forecasting to a TraceError that begins with the name of a file or option."""
     try:
         yield
     except ForecastError as wrong:

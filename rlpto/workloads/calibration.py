@@ -112,7 +112,7 @@ class Calibration(Settings):
 
 
 def built_in_calibrations() -> tuple[str, ...]:
-    """Names that `load_calibration` knows without a path."""
+    """Return the names of built-in calibrations."""
     return tuple(sorted(path.stem for path in _BUILT_IN.glob("*.yaml")))
 
 

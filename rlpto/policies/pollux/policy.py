@@ -73,7 +73,7 @@ class Pollux(BasePolicy[PolluxOptions]):
         self._seed = seed
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Search on all nodes that are up, or on as many of them as the thresholds of utility allow."""
+        """Search on all nodes that are up, or on as many as the thresholds of utility allow."""
         jobs, band = state.jobs, self.options.band
         size = state.shape.offered.copy()
         if len(jobs) == 0:

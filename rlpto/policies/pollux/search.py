@@ -39,7 +39,7 @@ FREE_ALL = 0.15
 FREE_WAITING = 0.5
 """Probability with which a job without GPUs takes part in a step."""
 MOVING_STEPS = 0.4
-"""Share of the steps that forbid some of the freed jobs to stay as they are."""
+"""Share of the steps in which some of the freed jobs may not keep their rows."""
 MOVED = 0.3
 """Share of the freed jobs that may not keep their rows, in these steps."""
 WHOLE_STEPS = 0.1

@@ -22,7 +22,7 @@ from rlpto.workloads.calibration import LARGEST_GPUS
 from rlpto.workloads.trace import LONGEST_S, Trace, make_trace
 
 NEVER_RAN = "never ran"
-"""Reason for leaving out jobs that never held a GPU, which is not an error of the file."""
+"""Reason for leaving out jobs that never held a GPU. They are no errors of the file."""
 
 
 class BadLine(NamedTuple):

@@ -1,7 +1,7 @@
 """Alibaba PAI 2020 `pai_task_table`: one line per task (role) of a job, with or without header line.
 
-Weng et al., "MLaaS in the Wild", NSDI 2022. Times are seconds that give the right hour of the day
-and day of the week when read as Unix time in UTC+8; plan_gpu is percent of a GPU per instance.
+Weng et al., "MLaaS in the Wild", NSDI 2022. Times are seconds, with the right hour of the day and
+day of the week if read as Unix time in UTC+8; plan_gpu is percent of a GPU per instance.
 """
 
 from __future__ import annotations

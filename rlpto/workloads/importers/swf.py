@@ -80,7 +80,7 @@ def _origin(path: Path, text: str) -> pd.Timestamp | None:
     utc = EPOCH + pd.Timedelta(seconds=int(start[1]))
     try:
         return utc if zone is None else utc.tz_localize("UTC").tz_convert(ZoneInfo(zone[1])).tz_localize(None)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # no zone, or no name of one
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # unknown or invalid name of a zone
         return utc
 
 
