@@ -214,6 +214,16 @@ class JobFits:
             like = self._present[own]
             self._stale.update(like if refitted else like & self._seeing_nothing)
 
+    def see_again(self, job: int, seen: Statistics, epoch: int) -> None:
+        """Note that a job has observed the same steps and gradients again, in the same epoch. Much faster than `learn`."""
+        own = self.type_of(job)
+        self._seen_by_type[own] = seen
+        if self._rules.shared:
+            if min(seen) > 0:
+                self._seen_by_epoch[own][epoch] = seen
+            if self._seeing_nothing:
+                self._stale.update(self._present[own] & self._seeing_nothing)
+
     def refresh(self) -> None:
         """Update the tables with the latest observations."""
         if not self._rules.shown:

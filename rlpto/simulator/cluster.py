@@ -31,7 +31,7 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.allocating import apply_placement, choose_types, restart_jobs
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import noticed
-from rlpto.simulator.job_kernels import take_row
+from rlpto.simulator.job_kernels import take_rows
 from rlpto.simulator.kernels import advance_until, apply_and_look, begin, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.renting import look_at_nodes, rent_and_look, work_done
@@ -279,6 +279,7 @@ class SimulatedCluster:
         """Let jobs number `index` that have just got GPUs choose their batches, and set their speeds accordingly."""
         assert self._online is not None
         rows = len(self.tables.rates)
+        written: list[tuple[int, int, bool]] = []
         for job in index.tolist():
             record = self.store.records[job]
             joining = bool(record["grow_left"] > 0)
@@ -289,7 +290,8 @@ class SimulatedCluster:
                 spare += int(record["row"] == spare)
                 groups = group_sizes(self.nodes_of(job))
                 self._write_row(spare, self._online.start(job, groups, joining))
-                take_row(self._world, 0, job, spare, joining)
+                written.append((job, spare, joining))
+        self._take_rows(written)
 
     def _learn(self) -> None:
         """Let running jobs learn from their observations, and update the tables that policies see."""
@@ -297,14 +299,22 @@ class SimulatedCluster:
             return
         active = self._world.active[0, : self.active_jobs]
         self._online.follow(active)
-        for job in active.tolist():
-            record = self.store.records[job]
-            if record["gpus"] and self._online.observe(job, joined=bool(record["grow_left"] == 0)):
-                row = int(record["row"])
+        records = self.store.records
+        columns = [records[name][active].tolist() for name in ("gpus", "grow_left", "row", "progress")]
+        trained: list[tuple[int, int, bool]] = []
+        for job, gpus, grow_left, row, progress in zip(active.tolist(), *columns, strict=True):
+            if gpus and self._online.observe(job, progress, joined=grow_left == 0):
                 if (rates := self._online.speeds(job)) is not None:
                     self._write_row(row, rates)
-                take_row(self._world, 0, job, row, False)
+                trained.append((job, row, False))
+        self._take_rows(trained)
         self._online.fits.refresh()
+
+    def _take_rows(self, written: list[tuple[int, int, bool]]) -> None:
+        """Let jobs train at rows that were written; (job, row, whether its newest workers are still joining)."""
+        if written:
+            jobs, rows, joining = (np.array(column) for column in zip(*written, strict=True))
+            take_rows(self._world, 0, jobs, rows, joining)
 
     def _write_row(self, row: int, rates: FloatArray) -> None:
         """Write a job's row of the speed tables: epochs per second in every epoch."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlpto.core.placement import release, span
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import helper, kernel
 from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE
 from rlpto.simulator.arrays import World
@@ -253,6 +253,13 @@ def set_clock(w: World, job: Any) -> None:
 
 
 @kernel()
+def take_rows(w: World, b: int, jobs: IntArray, rows: IntArray, joining: BoolArray) -> None:
+    """Let jobs [n] train at rows that were written just now; `joining` [n] as in `take_row`."""
+    for at in range(len(jobs)):
+        take_row(w, b, jobs[at], rows[at], joining[at])
+
+
+@helper()
 def take_row(w: World, b: int, j: int, row: int, joining: bool) -> None:
     """Let running job j train at this newly written row; joining: only once its newest workers have joined.
 

@@ -33,6 +33,7 @@ class _Running:
     observation.
 
     believed, basis: inputs of the choices: [C] estimated samples per second; epoch, candidate and slope.
+    inputs: arguments with which the basis was found. noted: epoch, candidate and statistics of the last observation.
     """
 
     kind: int
@@ -44,6 +45,8 @@ class _Running:
     observed_progress: float
     believed: FloatArray | None = None
     basis: tuple[int, int, float] | None = None
+    inputs: tuple[int, int | None, float, tuple[float, float] | None] | None = None
+    noted: tuple[int, int, Statistics] | None = None
 
     @property
     def epoch(self) -> int:
@@ -119,11 +122,10 @@ class OnlineJobs:
         self._running.pop(job, None)
         self._joining.pop(job, None)
 
-    def observe(self, job: int, *, joined: bool) -> bool:
+    def observe(self, job: int, progress: float, *, joined: bool) -> bool:
         """True if a running job has trained since the last call. It observes its steps and their noise, and fits them
-        if they are new. joined: its newest workers train.
+        if they are new. progress: its epochs done. joined: its newest workers train.
         """
-        progress = float(self._store.records["progress"][job])
         if joined and job in self._joining:
             self._running[job] = self._joining.pop(job)
         running = self._running[job]
@@ -132,13 +134,17 @@ class OnlineJobs:
         first = min(int(running.observed_progress), len(running.choices) - 1)
         running.observed_progress = progress
         now, true = running.epoch, running.performance
+        choice = int(running.choices[now])
+        if running.noted is not None and first == now and running.noted[:2] == (now, choice):
+            self.fits.see_again(job, running.noted[2], now)
+            return True
         steps = []
-        for choice in dict.fromkeys(running.choices[first : now + 1].tolist()):
-            size = len(running.placement), true.batches.gpus, int(true.batches.taken[choice])
-            steps.append((size, float(true.step[choice]), float(true.sync[choice])))
-        choice = running.choices[now]
+        for one in dict.fromkeys(running.choices[first : now + 1].tolist()):
+            size = len(running.placement), true.batches.gpus, int(true.batches.taken[one])
+            steps.append((size, float(true.step[one]), float(true.sync[one])))
         gradients = float(true.grad_sqr[choice, now]), float(true.grad_var[choice, now])
         seen = Statistics(*gradients, float(running.scales[choice]))
+        running.noted = now, choice, seen
         self.fits.learn(job, running.kind, steps, seen, now, len(running.choices))
         return True
 
@@ -150,11 +156,14 @@ class OnlineJobs:
         true, progress = running.performance, float(self._store.records["progress"][job])
         epoch = min(int(progress), true.rates.shape[1] - 1)
         fit, seen = self.fits.fit_of(job, running.kind), self.fits.seen_by(job)
-        scales = running.scales
-        believed, first = NOTHING_BELIEVED, 0
-        rule = ChoiceRule(fit.exponent, self.fits.slope_of(job), self._change_above)
-        if fit.params is not None and seen is not None:
-            believed = fit.throughput(len(running.placement), true.batches.gpus)
+        scales, fitted, slope = running.scales, fit.params is not None and seen is not None, self.fits.slope_of(job)
+        believed = fit.throughput(len(running.placement), true.batches.gpus) if fitted else NOTHING_BELIEVED
+        inputs = epoch, held, slope, seen
+        if believed is running.believed and inputs == running.inputs:
+            return False
+        running.inputs, first = inputs, 0
+        rule = ChoiceRule(fit.exponent, slope, self._change_above)
+        if seen is not None and fitted:
             first = choose(believed, scales, powers(scales, rule.slope), *seen, rule, -1 if held is None else held)
         basis = epoch, first, rule.slope
         if running.believed is believed and running.basis == basis:

@@ -124,7 +124,7 @@ class Trace:
 
     def texts(self, column: str) -> list[str]:
         """Return a column as M strings."""
-        return [str(text) for text in self.jobs[column]]
+        return [*map(str, self.jobs[column].to_numpy(dtype=object))]
 
     @property
     def submit_time(self) -> FloatArray:
