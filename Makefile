@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   := $(shell nproc 2>/dev/null || echo 1)
 CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*.py))
 AGENTS  := agents cases planner_windows planner_agents planner_reward
-SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals schedulearn shockwave sia stopping windows
+SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals schedulearn sia stopping windows
 
 # Two processes more than there are cores, since tests with clusters mostly wait; at most 8, of 1 GB each. A test that hangs fails.
 # Each process imports all tests, which without the bytecode of the last run takes twice as long.

@@ -242,10 +242,9 @@ LARGE_LOOPS = 4.0
 """Largest 99th percentile of a decision [calibration loops]: about 0.1 s on a quiet machine of 2026."""
 SECONDS = 4.0
 """Seconds for which each policy decides, from its first decision on; all policies take less than three minutes."""
-SEARCHES = ("pollux", "sia", "themis", "allox", "max_sum_throughput", "min_duration", "shockwave")
-SMALLER = (*SEARCHES, "gavel", "gandiva_fair")
-"""Policies too slow for this size: two decisions of sia take over a minute, a decision of gavel takes 2.5 s, and of
-gandiva_fair 0.2 s. `study.py pollux sia shockwave` measures three of them."""
+SMALLER = ("pollux", "sia", "gavel")
+"""Policies too slow for this size: two decisions of sia take over a minute, a decision of gavel takes 2.5 s.
+`study.py pollux sia` measures two of them."""
 
 
 def large(_: Namespace) -> Found:

@@ -16,9 +16,10 @@ from rlpto.experiments.config import load_config
 from rlpto.policies.registry import own_policies
 from rlpto.policies.spec import parse_spec, split_specs
 from tests.pages import FENCE, MARK, blocks
+from tests.plugins import SHOCKWAVE, policies_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", SHOCKWAVE / "README.md", *(ROOT / "docs").rglob("*.md")])
 PROGRAMS = ("rlpto", "python", "make", "pytest")
 
 
@@ -79,7 +80,8 @@ def check_rlpto(words: list[str], whole: bool) -> None:
     for text in split_specs(policies) if isinstance(policies, str) and policies != "all" else []:
         spec = parse_spec(text)
         for one in spec.singles:
-            assert one.name in own_policies() or (ROOT / one.file).is_file(), f"there is no policy {one.name}"
+            known = own_policies().keys() | policies_of(SHOCKWAVE).keys()
+            assert one.name in known or (ROOT / one.file).is_file(), f"there is no policy {one.name}"
 
 
 def check_program(words: list[str]) -> None:

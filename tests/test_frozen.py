@@ -68,8 +68,8 @@ WORKLOADS: dict[str, dict[str, object]] = {
 }
 FEW = ("srtf", "max_throughput", "reward_greedy", "pollux", "planner:perturbations=3")
 """Policies where jobs fit their speeds, which takes ten times as long, or where lengths are learnt."""
-PROGRAMMES = ("sia", "gavel", "themis", "allox", "max_sum_throughput", "min_duration", "gandiva_fair", "shockwave")
-"""Policies that choose kinds of GPU, most by a programme at every decision."""
+PROGRAMMES = ("sia", "gavel")
+"""Policies that choose kinds of GPU, by a programme at every decision."""
 FIRST_TERMS = 5
 """Terms of the reward that are summed: later ones weigh nothing here, but with them NumPy sums in another order."""
 CASES = [

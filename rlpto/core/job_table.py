@@ -203,13 +203,6 @@ class JobTable:
         return self._tables.has_servers
 
     @property
-    def batch_size(self) -> FloatArray:
-        """[n] total batch size in the present epoch, fixed or set by a schedule; NaN where a job adapts its own."""
-        fixed, batches = self._tables.fixed_batch[self.type_index], self._tables.batches
-        scheduled = fixed if batches is None else batches[self.type_index, self.epoch]
-        return np.where(np.isnan(scheduled), fixed, scheduled)
-
-    @property
     def chosen_batch_size(self) -> IntArray:
         """[n] present entry of `batch_sizes` of each job."""
         return self._tables.batch_size[self.type_index]

@@ -134,7 +134,6 @@ def compile_tables(
         kind=np.repeat(np.arange(several), on_each),
         node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
         fit=_fit(parts, max_gpus),
-        batches=_batches(parts, epochs),
     )
 
 
@@ -166,12 +165,6 @@ def _fit(parts: Sequence[TypeTables], max_gpus: int) -> IntArray:
     if all(part.fit is None for part in parts):
         return np.zeros((0, 0), dtype=np.int64)
     return np.stack([np.arange(max_gpus + 1) if part.fit is None else part.fit for part in parts])
-
-
-def _batches(parts: Sequence[TypeTables], epochs: int) -> FloatArray | None:
-    """[T, P] `SpeedTables.batches`."""
-    given = [np.asarray([np.nan] if part.batches is None else part.batches, dtype=np.float64) for part in parts]
-    return None if all(np.isnan(one).all() for one in given) else np.stack([_held(one, epochs) for one in given])
 
 
 def _held(array: FloatArray, length: int) -> FloatArray:

@@ -184,7 +184,6 @@ class TypeTables:
     score: [R, P] score that jobs maximise when choosing the batch size, in any unit shared by all types of a model and
     metric. Default: the rates.
     fit: [K + 1] largest allowed size up to each number of GPUs, or 0. Default: every size is allowed.
-    batches: [P] batch size in every epoch, set by a schedule. Default: it is fixed, or the job's choice.
     """
 
     facts: ModelLimits
@@ -196,7 +195,6 @@ class TypeTables:
     known_speed: FloatArray | None = None
     score: FloatArray | None = None
     fit: IntArray | None = None
-    batches: IntArray | None = None
 
 
 class ProfileSource(Protocol):

@@ -87,7 +87,6 @@ class SpeedTables:
     of the logarithm of the speed, on one node and on several. Default: speeds are exact, or their errors are unknown.
     fit: [T, K + 1] int64, largest size up to k GPUs that is allowed on the type's GPU type, or 0; all zeros if the
     model does not fit on the GPU type or its jobs may not use it. Default: every type may have all sizes ([0, 0]).
-    batches: [T, P] batch size in every epoch set by a schedule; NaN for types without one. Default: no schedules.
     written: [T] how many times each type was written, in tables of jobs that learn. Default: tables never change.
     """
 
@@ -115,7 +114,6 @@ class SpeedTables:
     speed_sigma: FloatArray | None = None
     written: IntArray | None = None
     fit: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
-    batches: FloatArray | None = None
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)

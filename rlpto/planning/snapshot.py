@@ -132,7 +132,6 @@ def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds
         known_speed=speed,
         known_remaining=remaining,
         fit=tables.fit[kind] if tables.fit.size else tables.fit,
-        batches=None if tables.batches is None else tables.batches[kind],
         **{name: getattr(tables, name)[kind] for name in columns},
     )
     present = np.flatnonzero(kind == believed.type_index[job])

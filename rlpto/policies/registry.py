@@ -25,23 +25,21 @@ from rlpto.policies.coach import Coach
 from rlpto.policies.configuration_manager import ConfigurationManager
 from rlpto.policies.elastic import EqualShare, Hesrpt, MaxThroughput, Optimus, RandomPolicy
 from rlpto.policies.elastic_fifo import ElasticFifo
+from rlpto.policies.gavel import Gavel
 from rlpto.policies.index import Index
 from rlpto.policies.pollux.policy import Pollux
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.rigid import Fifo, Las, RoundRobin, Sjf, Srtf, Tiresias
-from rlpto.policies.shockwave import Shockwave
 from rlpto.policies.sia import Sia
 from rlpto.policies.spec import CODE_ENDING, PROVISION, UNNAMED, PolicySpec, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.policies.time_shares import Allox, GandivaFair, Gavel, MaxSumThroughput, MinDuration, Themis
 
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
 
 _CLASSES = (
     *(Fifo, ElasticFifo, RoundRobin, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
-    *(RewardGreedy, Index, Pollux, Sia, Gavel, Themis, Allox, MaxSumThroughput, MinDuration, GandivaFair, Shockwave),
-    *(Coach, ConfigurationManager, RandomPolicy),
+    *(RewardGreedy, Index, Pollux, Sia, Gavel, Coach, ConfigurationManager, RandomPolicy),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 """RLPTO's own policies, the planner and agents apart, in the order in which they are listed."""

@@ -8,6 +8,8 @@ import pytest
 from rlpto.experiments.config import load_config, resolved_yaml
 from rlpto.experiments.experiment import Experiment
 from rlpto.policies.index_weights import IndexWeights, save_weights
+from rlpto.policies.registry import available, own_policies, plugin_files
+from tests.plugins import SHOCKWAVE, install, policies_of
 
 pytestmark = pytest.mark.usefixtures("project")
 
@@ -217,6 +219,18 @@ class Wrong:
     def __call__(self, state):
         return -state.jobs.requested_gpus
 """
+
+
+def test_a_package_adds_published_systems_by_name(rlpto, project: Path, monkeypatch) -> None:
+    names = policies_of(SHOCKWAVE)
+    assert not names.keys() & available().keys()
+    install(SHOCKWAVE, project, monkeypatch)
+    assert available().keys() == own_policies().keys() | names.keys(), "pages and studies look at own policies alone"
+    assert SHOCKWAVE / "rlpto_shockwave" / "shockwave.py" in plugin_files("themis"), "an edit has it run again"
+    few = ("--set", "workload.windows.limit=1", "--no-report", "-q")
+    assert rlpto("evaluate", "exp.yaml", "--policies", ",".join(names), *few).code == 0
+    cells = pd.read_csv("runs/small/cells.csv").set_index("policy")
+    assert (cells.loc[[*names], "unfinished"] == 0).all()
 
 
 def test_a_plug_in_that_returns_nonsense_is_named(rlpto, project: Path, monkeypatch) -> None:

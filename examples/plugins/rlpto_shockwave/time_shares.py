@@ -1,14 +1,14 @@
-"""Shares of time by several aims: Gavel's fairness, finish-time fairness, throughput, duration, AlloX, equal time.
+"""Shares of time by several aims: finish-time fairness, throughput, duration, AlloX, equal time.
 
 Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020
 (Gavel), whose appendix A states the programmes.
 Where many shares are equally good, those with most throughput are taken; with one kind of GPU, where all have the same,
-the analytic centre, to which interior-point solvers come. docs/systems/shockwave.md compares them with published runs.
+the analytic centre, to which interior-point solvers come. README.md compares them with published runs.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -16,31 +16,20 @@ from pydantic import Field
 from rlpto.core.cluster import ClusterState
 from rlpto.core.job_table import JobTable
 from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.policies.gavel import TINY, best_shares
 from rlpto.policies.rounds import ShareOptions, SharePolicy
+from rlpto_shockwave.scheduled import present_batch
 
 LEAST_WORK = 1e-9
 """Work that a job has left at least, where it is divided by."""
-TINY, LEAST_LACK = 1e-6, 1e-3
-"""Share below which a job has none; what a job lacks at least, by the largest worth."""
+LEAST_LACK = 1e-3
+"""What a job lacks at least, by the largest worth."""
 NEARLY = 1 - 1e-4
 """Factor on the worst finish-time fairness that is worth another programme."""
 HALVINGS = 40
 """Of an interval in which a share lies."""
 DIGITS = 9
 """Decimal places of shares, so that rounding errors do not rank jobs that are alike."""
-TOTAL_WEIGHT = 1e-3
-"""Weight of the mean normalised throughput relative to the least one: it decides what fairness leaves undetermined."""
-
-
-class Gavel(SharePolicy[ShareOptions]):
-    """Max-min fair throughput over kinds of GPU: "least attained service, heterogeneity-aware", a linear programme."""
-
-    name = "gavel"
-    summary = "max-min fair shares of time over kinds of GPU (Gavel), requested GPUs, in rounds"
-    source = "Narayanan et al., OSDI 2020 (Gavel)"
-
-    def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
-        return fair_shares(speed, state.jobs.requested_gpus, room)
 
 
 class Themis(SharePolicy[ShareOptions]):
@@ -124,7 +113,8 @@ class MaxSumThroughput(SharePolicy[MaxSumOptions]):
         jobs = state.jobs
         worth = speed * jobs.data_size[:, None]
         if self.options.unit == "steps":
-            worth = worth / np.where(jobs.batch_size > 0, jobs.batch_size, 1.0)[:, None]
+            batch = present_batch(jobs)
+            worth = worth / np.where(batch > 0, batch, 1.0)[:, None]
         worth /= max(float(worth.max()), 1e-300)
         share, _, lacks = best_shares(worth, jobs.requested_gpus, room, fair=False)
         none = (share.sum(axis=1, keepdims=True) < TINY) & (worth > 0)
@@ -184,49 +174,6 @@ class Allox(SharePolicy[AlloxOptions]):
                 share[row, kind] = 1.0 / gpus[row]
         self._assigned = dict(zip(index, share.copy(), strict=True))
         return share
-
-
-def fair_shares(speed: FloatArray, gpus: IntArray, room: IntArray) -> FloatArray:
-    """[n, G] share of its time that each job should spend on every kind.
-
-    The least normalised throughput over jobs is as large as can be: sum_k share x speed, by that of a job whose time is
-    spread over kinds in proportion to their GPUs, times its GPUs. speed: [n, G] on `gpus` [n] GPUs. room: [G] GPUs.
-    """
-    equal = np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)
-    share, _, _ = best_shares(speed / equal[:, None] * gpus[:, None], gpus, room)
-    return np.where(share > TINY, share, 0.0)
-
-
-def best_shares(
-    value: FloatArray, gpus: IntArray, room: IntArray, *, fair: bool = True
-) -> tuple[FloatArray, float, FloatArray]:
-    """Shares for which the least sum_k share x value over jobs is as large as can be; not fair: the sum over all jobs.
-
-    Returns shares [n, G], that least sum, and what each share lacks [n, G]: its reduced cost.
-    value: [n, G], 0 where a job does not fit; a job that fits nowhere does not count. gpus: [n]. room: [G] GPUs.
-    """
-    from scipy.optimize import linprog  # a third of a second, for these policies alone
-    from scipy.sparse import block_array, csr_array
-
-    count, kinds = value.shape
-    fits = (gpus[:, None] <= room) & (value > 0)
-    value = np.where(fits, value, 0.0)
-    runs = fits.any(axis=1) & fair
-    of_job, variable = np.repeat(np.arange(count), kinds), np.arange(count * kinds)
-    least = csr_array((-value.ravel(), (of_job, variable)), shape=(count, count * kinds))
-    once = csr_array((np.ones(count * kinds), (of_job, variable)), shape=(count, count * kinds))
-    within = csr_array((np.repeat(gpus, kinds).astype(np.float64), (variable % kinds, variable)))
-    lowest = csr_array(np.asarray(runs, dtype=np.float64).reshape(-1, 1))
-    limited: Any = block_array([[least, lowest], [once, None], [within, None]], format="csr")
-    found = linprog(  # the last variable is the least sum
-        np.append(-(TOTAL_WEIGHT / count if fair else 1.0) * value.ravel(), -1.0),
-        A_ub=limited,
-        b_ub=np.concatenate([np.zeros(count), np.ones(count), room]),
-        bounds=[*((0.0, float(fit)) for fit in fits.ravel()), (0.0, np.inf if runs.any() else 0.0)],
-    )
-    assert found.x is not None, "shares of 0 are always possible"
-    lacks = found.lower.marginals[:-1].reshape(count, kinds)
-    return found.x[:-1].reshape(count, kinds), float(found.x[-1]), lacks
 
 
 def equal_shares(share: FloatArray) -> FloatArray:

@@ -3,7 +3,7 @@
 Source: Zheng et al., "Shockwave: Fair and Efficient Cluster Scheduling for Dynamic Adaptation in Machine Learning",
 NSDI 2023; constants, estimates and the order within the plan are those of its simulator.
 Adapted: rounds of a plan are alike, so the programme counts them for each job in place of one binary a round; no
-measured throughput corrects the profile. docs/systems/shockwave.md says what else differs.
+measured throughput corrects the profile. README.md says what else differs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Shockwave and five policies that it is compared with, as a plug-in of RLPTO."""

@@ -1,0 +1,68 @@
+"""Gavel: shares of time over kinds of GPU, max-min fair, by a linear programme.
+
+Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020,
+whose appendix A states the programme.
+Where many shares are equally good, those with most throughput are taken. docs/systems/sia.md measures it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlpto.core.cluster import ClusterState
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.policies.rounds import ShareOptions, SharePolicy
+
+TINY = 1e-6
+"""Share below which a job has none."""
+TOTAL_WEIGHT = 1e-3
+"""Weight of the mean normalised throughput relative to the least one: it decides what fairness leaves undetermined."""
+
+
+class Gavel(SharePolicy[ShareOptions]):
+    """Max-min fair throughput over kinds of GPU: "least attained service, heterogeneity-aware", a linear programme."""
+
+    name = "gavel"
+    summary = "max-min fair shares of time over kinds of GPU (Gavel), requested GPUs, in rounds"
+    source = "Narayanan et al., OSDI 2020 (Gavel)"
+
+    def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
+        """Maximise the least normalised throughput over jobs: sum_k share x speed, by that of a job whose time is
+        spread over kinds in proportion to their GPUs, times its GPUs."""
+        gpus, equal = state.jobs.requested_gpus, np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)
+        share, _, _ = best_shares(speed / equal[:, None] * gpus[:, None], gpus, room)
+        return np.where(share > TINY, share, 0.0)
+
+
+def best_shares(
+    value: FloatArray, gpus: IntArray, room: IntArray, *, fair: bool = True
+) -> tuple[FloatArray, float, FloatArray]:
+    """Shares for which the least sum_k share x value over jobs is as large as can be; not fair: the sum over all jobs.
+
+    Returns shares [n, G], that least sum, and what each share lacks [n, G]: its reduced cost.
+    value: [n, G], 0 where a job does not fit; a job that fits nowhere does not count. gpus: [n]. room: [G] GPUs.
+    """
+    from scipy.optimize import linprog  # a third of a second, for these policies alone
+    from scipy.sparse import block_array, csr_array
+
+    count, kinds = value.shape
+    fits = (gpus[:, None] <= room) & (value > 0)
+    value = np.where(fits, value, 0.0)
+    runs = fits.any(axis=1) & fair
+    of_job, variable = np.repeat(np.arange(count), kinds), np.arange(count * kinds)
+    least = csr_array((-value.ravel(), (of_job, variable)), shape=(count, count * kinds))
+    once = csr_array((np.ones(count * kinds), (of_job, variable)), shape=(count, count * kinds))
+    within = csr_array((np.repeat(gpus, kinds).astype(np.float64), (variable % kinds, variable)))
+    lowest = csr_array(np.asarray(runs, dtype=np.float64).reshape(-1, 1))
+    limited: Any = block_array([[least, lowest], [once, None], [within, None]], format="csr")
+    found = linprog(  # the last variable is the least sum
+        np.append(-(TOTAL_WEIGHT / count if fair else 1.0) * value.ravel(), -1.0),
+        A_ub=limited,
+        b_ub=np.concatenate([np.zeros(count), np.ones(count), room]),
+        bounds=[*((0.0, float(fit)) for fit in fits.ravel()), (0.0, np.inf if runs.any() else 0.0)],
+    )
+    assert found.x is not None, "shares of 0 are always possible"
+    lacks = found.lower.marginals[:-1].reshape(count, kinds)
+    return found.x[:-1].reshape(count, kinds), float(found.x[-1]), lacks
