@@ -10,15 +10,13 @@ SHOCKWAVE = Path(__file__).parents[1] / "examples" / "plugins"
 
 def policies_of(package: Path) -> dict[str, str]:
     """Return the policies that a package offers, `module:Class` by name."""
-    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    offered: dict[str, str] = project["entry-points"]["rlpto.policies"]
-    return offered
+    return tomllib.loads((package / "pyproject.toml").read_text())["project"]["entry-points"]["rlpto.policies"]
 
 
-def install(package: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Python find a package's modules and policies, as after `pip install -e`. site: an empty folder."""
-    offered = "".join(f"{name} = {value}\n" for name, value in policies_of(package).items())
-    (site / "plugin-1.dist-info").mkdir()
-    (site / "plugin-1.dist-info" / "entry_points.txt").write_text(f"[rlpto.policies]\n{offered}")
-    monkeypatch.syspath_prepend(str(package))
+def install(policies: dict[str, str], folder: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Python find policies and their modules in `folder`, as after `pip install -e`. site: another folder."""
+    about = site / "plugin-1.dist-info" / "entry_points.txt"
+    about.parent.mkdir(parents=True)
+    about.write_text("\n".join(["[rlpto.policies]", *(f"{name} = {value}" for name, value in policies.items())]))
+    monkeypatch.syspath_prepend(str(folder))
     monkeypatch.syspath_prepend(str(site))

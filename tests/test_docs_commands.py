@@ -20,6 +20,7 @@ from tests.plugins import SHOCKWAVE, policies_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", SHOCKWAVE / "README.md", *(ROOT / "docs").rglob("*.md")])
+KNOWN = own_policies().keys() | policies_of(SHOCKWAVE).keys()
 PROGRAMS = ("rlpto", "python", "make", "pytest")
 
 
@@ -80,8 +81,7 @@ def check_rlpto(words: list[str], whole: bool) -> None:
     for text in split_specs(policies) if isinstance(policies, str) and policies != "all" else []:
         spec = parse_spec(text)
         for one in spec.singles:
-            known = own_policies().keys() | policies_of(SHOCKWAVE).keys()
-            assert one.name in known or (ROOT / one.file).is_file(), f"there is no policy {one.name}"
+            assert one.name in KNOWN or (ROOT / one.file).is_file(), f"there is no policy {one.name}"
 
 
 def check_program(words: list[str]) -> None:

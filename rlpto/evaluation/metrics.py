@@ -130,8 +130,6 @@ METRICS: tuple[CellMetric, ...] = (
         "unfinished jobs / GPUs of the cluster, averaged over the job's stay): a share is taken to slow a job in "
         "proportion. Above 1 the job would have done better with its share; finished jobs only.",
     ),
-    CellMetric("fairness_max", "rho max", "", "lower", "Largest rho (see rho mean): the worst treated job."),
-    CellMetric("unfair_share", "rho > 1", "share", "lower", "Share of the finished jobs with rho above 1."),
     CellMetric(
         "slowdown_mean",
         "slowdown",
@@ -211,15 +209,15 @@ def queueing_delays(jobs: JobRecords) -> FloatArray:
     return jobs.start_time - jobs.submit_time
 
 
-def contention(record: RunRecord) -> FloatArray:
-    """[M] GPUs requested by all unfinished jobs / GPUs of the cluster, averaged over each job's stay; NaN unfinished.
+def finish_time_fairness(record: RunRecord) -> FloatArray:
+    """Return Themis' rho of every job [M], which `METRICS` defines under fairness_mean; NaN if a job did not finish.
 
-    The job itself counts. This is N of Themis' 1/N share where jobs ask for different numbers of GPUs.
+    N of its 1/N share is the contention: GPUs requested by all unfinished jobs, this one included, by those there are.
     """
     jobs = record.jobs
-    finished = np.isfinite(jobs.finish_time)
+    finished, rho = np.isfinite(jobs.finish_time), np.full(len(jobs.finish_time), np.nan)
     if not finished.any():
-        return np.full(len(finished), np.nan)
+        return rho
     time = np.concatenate((jobs.submit_time, jobs.finish_time[finished]))
     change = np.concatenate((jobs.requested_gpus, -jobs.requested_gpus[finished])).astype(np.float64)
     order = np.argsort(time, kind="stable")
@@ -227,15 +225,9 @@ def contention(record: RunRecord) -> FloatArray:
     until_finish = step_integral(time, demand, jobs.finish_time[finished])
     until_submit = step_integral(time, demand, jobs.submit_time[finished])
     stay = completion_times(jobs)[finished]
-    average = np.full(len(finished), np.nan)
-    average[finished] = (until_finish - until_submit) / stay / record.capacity
-    return average
-
-
-def finish_time_fairness(record: RunRecord) -> FloatArray:
-    """Themis' rho [M] as `METRICS` defines it under fairness_mean; NaN where a job did not finish."""
-    share_time = record.jobs.requested_time * np.maximum(contention(record), 1.0)
-    return completion_times(record.jobs) / share_time
+    contention = (until_finish - until_submit) / stay / record.capacity
+    rho[finished] = stay / (jobs.requested_time[finished] * np.maximum(contention, 1.0))
+    return rho
 
 
 def measure(record: RunRecord) -> dict[str, float]:
@@ -260,8 +252,6 @@ def measure(record: RunRecord) -> dict[str, float]:
         "cost_per_job": cost / finished if finished else float("nan"),
         "rescales_per_job": _mean(jobs.rescales.astype(np.float64)),
         "fairness_mean": _mean(rho),
-        "fairness_max": _percentile(rho, 100),
-        "unfair_share": _mean((rho[np.isfinite(rho)] > 1.0).astype(np.float64)),
         "slowdown_mean": _mean(jct / jobs.alone_time),
         "final_accuracy": _mean(jobs.final_accuracy),
         "epochs_saved": _mean((1.0 - jobs.trained_epochs / jobs.epochs)[stopping]),

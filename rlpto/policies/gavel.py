@@ -64,5 +64,4 @@ def best_shares(
         bounds=[*((0.0, float(fit)) for fit in fits.ravel()), (0.0, np.inf if runs.any() else 0.0)],
     )
     assert found.x is not None, "shares of 0 are always possible"
-    lacks = found.lower.marginals[:-1].reshape(count, kinds)
-    return found.x[:-1].reshape(count, kinds), float(found.x[-1]), lacks
+    return found.x[:-1].reshape(count, kinds), float(found.x[-1]), found.lower.marginals[:-1].reshape(count, kinds)

@@ -77,12 +77,11 @@ class RoundPolicy(BasePolicy[OptionsT]):
         wish, room = jobs.requested_gpus, room_of(shape)
         self.observe(state)
         np.subtract.at(room, kind[stays], jobs.keepable[stays])
-        if not (wish[~stays, None] <= room).any():
-            kept = np.where(stays, jobs.keepable, 0)
-            return Allocation(kept, placement=place_on_kinds(shape, held, kept, np.where(stays, kind, NO_KIND)))
-        speed = np.stack([jobs.speed_on_gpu(gpu)[np.arange(len(jobs)), wish] for gpu in shape.kinds], axis=1)
-        ranks = self.ranks(state, speed, begins)
-        chosen = give_by_priority(ranks, speed, wish, room, stays | ranks.waits)
+        chosen = np.full(len(jobs), NO_KIND)
+        if (wish[~stays, None] <= room).any():
+            speed = np.stack([jobs.speed_on_gpu(gpu)[np.arange(len(jobs)), wish] for gpu in shape.kinds], axis=1)
+            ranks = self.ranks(state, speed, begins)
+            chosen = give_by_priority(ranks, speed, wish, room, stays | ranks.waits)
         gpus = np.where(stays, jobs.keepable, np.where(chosen == NO_KIND, 0, wish))
         return Allocation(gpus, placement=place_on_kinds(shape, held, gpus, np.where(stays, kind, chosen)))
 

@@ -223,9 +223,8 @@ class Wrong:
 
 def test_a_package_adds_published_systems_by_name(rlpto, project: Path, monkeypatch) -> None:
     names = policies_of(SHOCKWAVE)
-    assert not names.keys() & available().keys()
-    install(SHOCKWAVE, project, monkeypatch)
-    assert available().keys() == own_policies().keys() | names.keys(), "pages and studies look at own policies alone"
+    install(names, SHOCKWAVE, project / "site", monkeypatch)
+    assert names.keys() <= available().keys() - own_policies().keys(), "pages and studies look at own policies alone"
     assert SHOCKWAVE / "rlpto_shockwave" / "shockwave.py" in plugin_files("themis"), "an edit has it run again"
     few = ("--set", "workload.windows.limit=1", "--no-report", "-q")
     assert rlpto("evaluate", "exp.yaml", "--policies", ",".join(names), *few).code == 0
@@ -234,12 +233,8 @@ def test_a_package_adds_published_systems_by_name(rlpto, project: Path, monkeypa
 
 
 def test_a_plug_in_that_returns_nonsense_is_named(rlpto, project: Path, monkeypatch) -> None:
-    site = project / "site"
-    (site / "wrong-1.dist-info").mkdir(parents=True)
-    (site / "wrong-1.dist-info/METADATA").write_text("Name: wrong\nVersion: 1\n")
-    (site / "wrong-1.dist-info/entry_points.txt").write_text("[rlpto.policies]\nwrong = wrong_policy:Wrong\n")
-    (site / "wrong_policy.py").write_text(PLUGIN)
-    monkeypatch.syspath_prepend(str(site))
+    (project / "wrong_policy.py").write_text(PLUGIN)
+    install({"wrong": "wrong_policy:Wrong"}, project, project / "site", monkeypatch)
     assert "wrong" in rlpto("policies").out
     rlpto("evaluate", "exp.yaml", "--policies", "wrong", "-q").assert_refused("policy wrong", "expected an Allocation")
     assert not (project / "runs/small/cells").exists(), "no cell is kept"

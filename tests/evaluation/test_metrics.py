@@ -42,8 +42,6 @@ def test_every_metric_of_three_jobs() -> None:
         "cost_per_job": math.nan,
         "rescales_per_job": 1.0,
         "fairness_mean": (2 / 3 + 2 / 3 + 1.5) / 3,
-        "fairness_max": 1.5,
-        "unfair_share": 1 / 3,
         "slowdown_mean": 2.0,
         "final_accuracy": 0.8,
         "epochs_saved": math.nan,

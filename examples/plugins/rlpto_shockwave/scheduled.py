@@ -14,10 +14,7 @@ from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 
 @dataclass(frozen=True)
 class ScheduledModel:
-    """samples: in one epoch. batches: [P] batch size in every epoch. rescale_delay [s].
-
-    steps_per_s: by batch size, on `gpus` GPUs; it runs on no other number.
-    """
+    """A training on `gpus` GPUs and no other number. batches: batch size of every epoch [P]. steps_per_s: by batch."""
 
     samples: int
     batches: IntArray

@@ -17,15 +17,12 @@ from rlpto.core.cluster import ClusterState
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.policies.rounds import Ranks, RoundOptions, RoundPolicy
 
-BASES = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-"""Progress at which the logarithm is exact; linear between."""
+BASES = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])  # progress at which the logarithm is exact; linear between
 LOGS = np.log(np.maximum(BASES, 1e-6))
-MOMENTUM = 0.9
-"""Weight of the mean over time of a job's fair finish time; the rest is that of the last estimate."""
-NEARLY_DONE, LARGEST_LOG = 100.0, 14.0
-"""Power of the weight of a late job that ends within a round; logarithm of the largest weight."""
-GAP, TIME_LIMIT_S = 1e-3, 15.0
-"""Relative distance from the optimum that is good enough; when the best plan found so far is taken."""
+MOMENTUM = 0.9  # weight of the mean of a job's fair finish times over time; the last estimate has the rest
+NEARLY_DONE = 100.0  # power of the weight of a late job that ends within a round
+LARGEST_LOG = 14.0  # logarithm of the largest weight
+GAP, TIME_LIMIT_S = 1e-3, 15.0  # of the solver, relative to the optimum; it then returns the best plan found
 
 
 class ShockwaveOptions(RoundOptions):
@@ -62,7 +59,6 @@ class Shockwave(RoundPolicy[ShockwaveOptions]):
     Options = ShockwaveOptions
 
     def reset(self, seed: int) -> None:
-        """Forget the plan and all fair finish times."""
         super().reset(seed)
         self._plan: dict[int, int] = {}  # by job: rounds that are left to it
         self._weight: dict[int, float] = {}

@@ -1,7 +1,6 @@
 """Shares of time by several aims: finish-time fairness, throughput, duration, AlloX, equal time.
 
-Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020
-(Gavel), whose appendix A states the programmes.
+Source: Narayanan et al., OSDI 2020 (Gavel), whose appendix A states the programmes.
 Where many shares are equally good, those with most throughput are taken; with one kind of GPU, where all have the same,
 the analytic centre, to which interior-point solvers come. README.md compares them with published runs.
 """
@@ -20,16 +19,11 @@ from rlpto.policies.gavel import TINY, best_shares
 from rlpto.policies.rounds import ShareOptions, SharePolicy
 from rlpto_shockwave.scheduled import present_batch
 
-LEAST_WORK = 1e-9
-"""Work that a job has left at least, where it is divided by."""
-LEAST_LACK = 1e-3
-"""What a job lacks at least, by the largest worth."""
-NEARLY = 1 - 1e-4
-"""Factor on the worst finish-time fairness that is worth another programme."""
-HALVINGS = 40
-"""Of an interval in which a share lies."""
-DIGITS = 9
-"""Decimal places of shares, so that rounding errors do not rank jobs that are alike."""
+LEAST_WORK = 1e-9  # remaining work of a job, as a divisor
+LEAST_LACK = 1e-3  # reduced cost of a share, relative to the largest worth
+NEARLY = 1 - 1e-4  # factor on the worst finish-time fairness for which another programme is solved
+HALVINGS = 40  # bisections of the interval in which a share lies
+DIGITS = 9  # decimal places of shares: rounding errors must not rank equal jobs
 
 
 class Themis(SharePolicy[ShareOptions]):

@@ -4,7 +4,7 @@ import pytest
 
 from tests import conftest as of_rlpto
 from tests.conftest import shared_data as shared_data
-from tests.plugins import SHOCKWAVE, install
+from tests.plugins import SHOCKWAVE, install, policies_of
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -16,4 +16,4 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.fixture(autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install the plug-in for one test."""
-    install(SHOCKWAVE, tmp_path_factory.mktemp("site"), monkeypatch)
+    install(policies_of(SHOCKWAVE), SHOCKWAVE, tmp_path_factory.mktemp("site"), monkeypatch)

@@ -139,10 +139,7 @@ def test_the_centre_fits_and_no_small_change_has_a_larger_product(seed: int, cou
 
 def test_steps_favour_the_small_batch_of_jobs_whose_batch_changes() -> None:
     by_size = {4: 10.0, 64: 5.0}
-    models = {
-        "small": ScheduledModel(6400, np.array([4, 4]), by_size),
-        "grown": ScheduledModel(6400, np.array([64, 64]), by_size),
-    }
+    models = {f"of {size}": ScheduledModel(6400, np.array([size, size]), by_size) for size in by_size}
     jobs = [job(j, model=name, gpus=1, epochs=2.0, data_size=6400.0) for j, name in enumerate(models)]
     for unit, first in (("steps", 0), ("samples", 1)):
         cluster = SimulatedCluster([Node(1)], jobs, compile_scheduled(models, 1), SimulatorSettings())
