@@ -1,4 +1,4 @@
-"""Gavel: shares of time over kinds of GPU, max-min fair, by a linear programme.
+"""Gavel: max-min fair shares of time on GPU types, by a linear programme.
 
 Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020,
 whose appendix A states the programme.
@@ -29,8 +29,8 @@ class Gavel(SharePolicy[ShareOptions]):
     source = "Narayanan et al., OSDI 2020 (Gavel)"
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
-        """Maximise the least normalised throughput over jobs: sum_k share x speed, by that of a job whose time is
-        spread over kinds in proportion to their GPUs, times its GPUs."""
+        """Maximise the smallest normalised throughput: a job's sum of share x speed over GPU types, times its GPUs,
+        divided by the same sum if its time were spread over types in proportion to their GPUs."""
         gpus, equal = state.jobs.requested_gpus, np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)
         share, _, _ = best_shares(speed / equal[:, None] * gpus[:, None], gpus, room)
         return np.where(share > TINY, share, 0.0)
@@ -39,10 +39,10 @@ class Gavel(SharePolicy[ShareOptions]):
 def best_shares(
     value: FloatArray, gpus: IntArray, room: IntArray, *, fair: bool = True
 ) -> tuple[FloatArray, float, FloatArray]:
-    """Shares for which the least sum_k share x value over jobs is as large as can be; not fair: the sum over all jobs.
+    """Maximise the smallest sum of share x value of a job, or without `fair` the total of all jobs.
 
-    Returns shares [n, G], that least sum, and what each share lacks [n, G]: its reduced cost.
-    value: [n, G], 0 where a job does not fit; a job that fits nowhere does not count. gpus: [n]. room: [G] GPUs.
+    Returns shares [n, G], the smallest sum, and the reduced cost of each share [n, G]. value: of a job's whole time on
+    each type [n, G]; 0 if it does not fit. Jobs that fit nowhere do not count. gpus: of each job [n]. room: [G] GPUs.
     """
     from scipy.optimize import linprog  # a third of a second, for these policies alone
     from scipy.sparse import block_array, csr_array

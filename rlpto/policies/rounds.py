@@ -1,9 +1,9 @@
-"""Rounds: jobs ranked on every kind of GPU get whole GPUs for a while, as in the simulator of Gavel.
+"""Rounds: a policy ranks jobs on every GPU type; the first jobs get whole GPUs for a while, as in Gavel's simulator.
 
-Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020:
-the mechanism of rounds. What jobs are ranked by is up to each policy; most share time.
-Adapted: a job that arrives during a round starts at once on free GPUs; every job gets the number of GPUs that it
-requested; GPUs to which no share is due go to the remaining jobs.
+Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020,
+for the mechanism of rounds. Each policy has its own ranks; most share time.
+Adapted: a job that arrives during a round starts at once on free GPUs. Every job gets the GPUs that it requested. GPUs
+that no share claims go to the remaining jobs.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class RoundOptions(Settings):
     """Options of policies in rounds."""
 
     round: float = Field(360.0, gt=0)
-    """Seconds for which jobs keep the GPUs they were given."""
+    """Length of a round [s]: jobs keep their GPUs for that long."""
 
 
 class ShareOptions(RoundOptions):
     """Options of policies that share time."""
 
     renew: float = Field(0.0, ge=0)
-    """Least seconds from one computation of the shares to the next, which also needs a job to have come or gone; jobs
-    that came since then wait. Priority goes by the time trained since then. The simulators of Gavel and Shockwave have
-    1000. 0: shares are computed at every decision, and priority goes by the time received in a job's whole life."""
+    """Shortest time between two computations of the shares [s]. They are computed again only after a job has arrived or
+    ended; newer jobs wait until then. Priority counts the time trained since then. Gavel's and Shockwave's simulators
+    use 1000. With 0, shares are computed at every decision, and priority counts the time of a job's whole life."""
 
 
 class Ranks(NamedTuple):
-    """Who comes first on which kind: the largest share [n, G] by what was received [n, G], then who is owed more
-    [n, G]; a job that waits [n] gets nothing."""
+    """Priorities of n jobs on G GPU types. The job with the largest share / received comes first; among equals, the job
+    that is owed more. A job that waits gets no GPUs. share, received, owed: [n, G]. waits: [n]."""
 
     share: FloatArray
     received: FloatArray
@@ -52,16 +52,16 @@ ShareT = TypeVar("ShareT", bound=ShareOptions)
 
 
 class RoundPolicy(BasePolicy[OptionsT]):
-    """Whole GPUs for a round, by the `ranks` of a policy."""
+    """Gives jobs whole GPUs for a round, in the order of `ranks`."""
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
         self._round_ends = -np.inf
 
     def observe(self, state: ClusterState) -> None:
-        """Note what has passed since the last decision. Called at each, before `ranks`, which is left out at some."""
+        """Record what happened since the last decision. Called at every decision, also where `ranks` is not called."""
 
     def ranks(self, state: ClusterState, speed: FloatArray, begins: bool) -> Ranks:
-        """speed: [n, G] of each job on its requested GPUs, 0 where it does not fit. begins: whether a round does."""
+        """Rank the jobs. speed: with their requested GPUs of each type [n, G]; 0: no fit. begins: a round begins."""
         raise NotImplementedError
 
     def __call__(self, state: ClusterState) -> Allocation:
@@ -87,7 +87,7 @@ class RoundPolicy(BasePolicy[OptionsT]):
 
 
 class SharePolicy(RoundPolicy[ShareT]):
-    """GPUs go to the jobs furthest behind their shares of time, which `shares` computes."""
+    """Gives GPUs to the jobs that are furthest behind their shares of time; `shares` computes these."""
 
     Options = ShareOptions
 
@@ -100,7 +100,7 @@ class SharePolicy(RoundPolicy[ShareT]):
         self._decided, self._renewed = 0.0, -np.inf
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
-        """[n, G] share of its time that each job should spend on every kind; speed: as in `ranks`. room: [G] GPUs."""
+        """Return the share of its time that each job should spend on each GPU type [n, G]. room: GPUs of a type [G]."""
         raise NotImplementedError
 
     def ranks(self, state: ClusterState, speed: FloatArray, begins: bool) -> Ranks:
@@ -121,7 +121,7 @@ class SharePolicy(RoundPolicy[ShareT]):
         return Ranks(self._of(self._shares, state), received, self._of(self._owed, state), waits)
 
     def observe(self, state: ClusterState) -> None:
-        """Add the seconds that each job has had since the last decision, on the kind where it is."""
+        """Add to each job the seconds since the last decision, on the GPU type where it runs."""
         jobs, kind = state.jobs, kinds_of(np.where(state.shape.offered > 0, state.held_nodes, 0), state.shape)
         runs, passed = np.flatnonzero(kind != NO_KIND), state.time - self._decided
         received, had = self._of(self._received, state), np.full(len(runs), passed)
@@ -133,16 +133,17 @@ class SharePolicy(RoundPolicy[ShareT]):
         self._ran, self._decided = set(jobs.index[runs].tolist()), state.time
 
     def _of(self, known: Mapping[int, FloatArray], state: ClusterState) -> FloatArray:
-        """[n, G] what is known of every job; 0 where nothing is."""
+        """Return the known values of every job [n, G]; 0 for unknown jobs."""
         nothing = np.zeros(len(state.shape.kinds))
         return np.stack([known.get(job, nothing) for job in state.jobs.index.tolist()])
 
 
 def give_by_priority(ranks: Ranks, speed: FloatArray, gpus: IntArray, room: IntArray, served: BoolArray) -> IntArray:
-    """[n] kind on which each job gets its gpus [n]; NO_KIND where none has room.
+    """Return the GPU type on which each job gets its gpus [n]; NO_KIND if no type has room.
 
-    First the jobs furthest behind, by share wanted over share received. Then the remaining jobs, on the fastest kind
-    with room. Equals: who is owed more, then queue order. served: [n] jobs to skip. room: [G] free GPUs; changed.
+    The jobs with the largest share / received come first, then the remaining jobs on the fastest type with room. Among
+    equals the job that is owed more comes first, then queue order. served: jobs to skip [n]. room: free GPUs of each
+    type [G]; changed.
     """
     share, received, owed, _ = ranks
     with np.errstate(divide="ignore", invalid="ignore"):

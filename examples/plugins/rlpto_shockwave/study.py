@@ -1,4 +1,4 @@
-"""Repeats Shockwave's published runs and prints the tables of README.md: `python -m rlpto_shockwave.study`."""
+"""Repeats Shockwave's published runs and prints the table of README.md: `python -m rlpto_shockwave.study`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLUMNS = ("policy", "makespan [s]", "mean JCT [s]", "worst fairness", "unfair [
 
 
 class Submitted(NamedTuple):
-    """A job of the trace: mode is static, accordion or gns; batch: the first, of one GPU; steps: at that batch."""
+    """A job of the trace. batch: first batch size of one GPU. steps: at that batch. mode: static, accordion or gns."""
 
     model: str
     batch: int
@@ -48,7 +48,7 @@ class Submitted(NamedTuple):
 
     @property
     def epochs(self) -> float:
-        """Epochs; the last may be a part."""
+        """Number of epochs, which need not be whole."""
         return float(self.steps / math.ceil(PUBLISHED["samples"][self.model] / self.batch))
 
 
@@ -83,7 +83,7 @@ def parity(folder: Path) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def replay(submitted: list[Submitted], speeds: dict[tuple[str, int], dict[int, float]], policy: str) -> RunRecord:
-    """One policy on the trace, by the rules of Shockwave's simulator."""
+    """Run one policy on the trace, by the rules of Shockwave's simulator."""
     models = {str(number): trained(one, speeds, judged=False) for number, one in enumerate(submitted)}
     jobs = [
         Job(name, one.time, name, one.epochs, models[name].samples, one.gpus, one.gpus, one.gpus)
@@ -97,7 +97,7 @@ def replay(submitted: list[Submitted], speeds: dict[tuple[str, int], dict[int, f
 
 
 def trained(one: Submitted, speeds: dict[tuple[str, int], dict[int, float]], *, judged: bool) -> ScheduledModel:
-    """What a job trains in Shockwave's simulator, or (judged) what its fairness is judged by there.
+    """Return the training of a job in Shockwave's simulator, or the one by which its fairness is judged there.
 
     Accordion (Agarwal et al., MLSys 2021) trains with the first batch in critical regimes, else with the largest. By
     the gradient noise scale (gns; McCandlish et al., arXiv:1812.06162) a batch doubles, up to the largest. The
@@ -116,7 +116,7 @@ def trained(one: Submitted, speeds: dict[tuple[str, int], dict[int, float]], *, 
 
 
 def critical(one: Submitted, epochs: int, *, judged: bool) -> Collection[int]:
-    """Epochs in which accordion trains with the first batch. The table by which fairness is judged has more of them:
+    """Return the epochs in which accordion trains with the first batch. The table by which fairness is judged has more:
     the first 30 %, and two more regimes of Recommendation."""
     first = {512: 30, 1024: 30, 2048: 40}.get(one.batch, 10) if one.model == "Recommendation" else 10
     found = {*range(20 if (one.model, one.batch) == ("ResNet-18", 256) else first)}
@@ -130,7 +130,7 @@ def critical(one: Submitted, epochs: int, *, judged: bool) -> Collection[int]:
 
 
 def read_trace(path: Path) -> list[Submitted]:
-    """Jobs of a trace in the format of Shockwave, whose lines begin as "LM (batch size 5)"."""
+    """Read the jobs of a trace in Shockwave's format, whose lines begin like "LM (batch size 5)"."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         cells = line.split("\t")
@@ -140,7 +140,7 @@ def read_trace(path: Path) -> list[Submitted]:
 
 
 def read_speeds(folder: Path) -> dict[tuple[str, int], dict[int, float]]:
-    """Steps/s on V100 by model and GPUs, then by batch size."""
+    """Read steps/s on V100 by model and GPUs, then by batch size."""
     found: dict[tuple[str, int], dict[int, float]] = {}
     measured = json.loads((folder / "tacc_throughputs.json").read_text(encoding="utf-8"))
     for key, value in measured["v100"].items():
