@@ -215,7 +215,7 @@ class JobFits:
             self._stale.update(like if refitted else like & self._seeing_nothing)
 
     def see_again(self, job: int, seen: Statistics, epoch: int) -> None:
-        """Note that a job has observed the same steps and gradients again, in the same epoch. Much faster than `learn`."""
+        """Note that a job has observed the same steps and gradients in the same epoch again."""
         own = self.type_of(job)
         self._seen_by_type[own] = seen
         if self._rules.shared:
