@@ -6,7 +6,8 @@ each shifted by a few factors and rounded at a few thresholds. Every candidate h
 discounted absolute errors in counts, per step ahead and partly over all steps; a share of the weights always stays with
 the prior (Herbster and Warmuth 1998). The point forecast is the weighted median of the candidates.
 
-The compiled code is the same for a whole series and for single counts. At each origin, forecasts of the newest
+The compiled code is the same for a whole series and for single counts. It goes through arrays element by element,
+because functions of NumPy took most of the half minute to compile it. At each origin, forecasts of the newest
 count made 1, 2, ... steps before are settled: step h learns only from forecasts h steps old, so nothing is used before
 it is known.
 """
@@ -168,17 +169,30 @@ def combine(
             point[i, h] = _weighted_median(seen[:, h], weights[own])
             for q in range(levels):
                 bounds[i, h, q] = _bound(state, rules, own, q, np.log1p(point[i, h]), spread[i, h, q])
-            bounds[i, h] = np.sort(bounds[i, h])
+            sort(bounds[i, h])
             features[i, h, 0] = point[i, h]
-            slopes = np.linalg.solve(state.gram[own], state.moment[own])
-            mean[i, h] = max((slopes * features[i, h]).sum(), 0.0)
+            slopes, expected = np.linalg.solve(state.gram[own], state.moment[own]), 0.0
+            for a in range(FEATURES):
+                expected += slopes[a] * features[i, h, a]
+            mean[i, h] = max(expected, 0.0)
         if learning:
-            place = state.origins[0] % learnt
-            state.old_candidates[place] = seen[:, :learnt]
-            state.old_spread[place] = spread[i, :learnt]
-            state.old_bounds[place] = bounds[i, :learnt]
-            state.old_features[place] = features[i, :learnt]
+            _keep(state, seen, spread[i], bounds[i], features[i])
     return Combined(point, mean, bounds)
+
+
+@njit()
+def _keep(
+    state: CombinationState, seen: FloatArray, spread: FloatArray, bounds: FloatArray, features: FloatArray
+) -> None:
+    """Keep the forecasts of the newest origin until their targets are known."""
+    place = state.origins[0] % state.losses.shape[0]
+    for h in range(state.losses.shape[0]):
+        for g in range(seen.shape[0]):
+            state.old_candidates[place, g, h] = seen[g, h]
+        for q in range(state.levels.shape[0]):
+            state.old_spread[place, h, q], state.old_bounds[place, h, q] = spread[h, q], bounds[h, q]
+        for a in range(FEATURES):
+            state.old_features[place, h, a] = features[h, a]
 
 
 @njit()
@@ -193,7 +207,8 @@ def _settle(state: CombinationState, rules: CombinationRules, count: float, h: i
     old, x = (state.origins[0] - h) % state.losses.shape[0], np.log1p(count)
     seen = state.old_features[old, h]
     forget = 0.5 ** (1 / rules.half_life)
-    state.losses[h] = forget * state.losses[h] + np.abs(state.old_candidates[old, :, h] - count)
+    for g in range(state.losses.shape[1]):
+        state.losses[h, g] = forget * state.losses[h, g] + abs(state.old_candidates[old, g, h] - count)
     at = (state.origins[0] - 1 - h) % rules.window
     for q in range(state.levels.shape[0]):
         side = np.sign(state.levels[q] - 0.5)
@@ -218,18 +233,38 @@ def weights_of(state: CombinationState, rules: CombinationRules) -> FloatArray:
     prior, forget = state.prior, 0.5 ** (1 / rules.half_life)
     horizon, candidates = state.losses.shape
     weights, relative = np.empty((horizon, candidates)), np.zeros((horizon, candidates))
-    weights[:] = prior  # no forecast of later steps is settled yet
+    together = np.zeros(candidates)
     known = min(horizon, max(state.origins[0] - 1, 0))
     for h in range(known):
         number = (1 - forget ** _settled(state, h)) / (1 - forget)
-        relative[h] = state.losses[h] / ((state.losses[h] * prior).sum() / number + 1e-12)
-        relative[h] -= (relative[h] * prior).sum()
-    together = relative.sum(axis=0) / max(known, 1)
-    for h in range(known):
-        excess = (1 - rules.pooled) * relative[h] + rules.pooled * together
-        raw = prior * np.exp(-rules.rate * (excess - excess.min()))
-        weights[h] = (1 - rules.floor) * raw / raw.sum() + rules.floor * prior
+        level = _dot(state.losses[h], prior) / number + 1e-12
+        for g in range(candidates):
+            relative[h, g] = state.losses[h, g] / level
+        level = _dot(relative[h], prior)
+        for g in range(candidates):
+            relative[h, g] -= level
+            together[g] += relative[h, g]
+    for h in range(horizon):
+        total, least = 0.0, np.inf
+        for g in range(candidates):
+            excess = (1 - rules.pooled) * relative[h, g] + rules.pooled * (together[g] / max(known, 1))
+            weights[h, g], least = excess, min(excess, least)
+        for g in range(candidates):
+            weights[h, g] = prior[g] * np.exp(-rules.rate * (weights[h, g] - least))
+            total += weights[h, g]
+        for g in range(candidates):  # no forecast of later steps is settled yet
+            own = (1 - rules.floor) * weights[h, g] / total + rules.floor * prior[g]
+            weights[h, g] = own if h < known else prior[g]
     return weights
+
+
+@njit()
+def _dot(one: FloatArray, other: FloatArray) -> float:
+    """Return the sum of the products."""
+    total = 0.0
+    for at in range(len(one)):
+        total += one[at] * other[at]
+    return total
 
 
 @njit()
@@ -238,11 +273,16 @@ def _candidates(state: CombinationState, members: FloatArray) -> FloatArray:
     parts, horizon = members.shape
     whole = state.whole[0] == 1
     seen = np.empty((state.prior.shape[0], horizon))
-    made = np.empty(parts + 2)
+    made, ranked = np.empty(parts + 2), np.empty(parts)
     for h in range(horizon):
-        made[:parts] = members[:, h]
-        made[parts] = members[:, h][state.strong].mean()
-        made[parts + 1] = np.median(members[:, h])
+        for part in range(parts):
+            made[part] = ranked[part] = members[part, h]
+        made[parts] = 0.0
+        for part in state.strong:
+            made[parts] += members[part, h]
+        made[parts] /= len(state.strong)
+        sort(ranked)
+        made[parts + 1] = 0.5 * (ranked[(parts - 1) // 2] + ranked[parts // 2])
         at = 0
         for x in made:
             for shift in SHIFTS:
@@ -260,13 +300,42 @@ def _candidates(state: CombinationState, members: FloatArray) -> FloatArray:
 @njit()
 def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
     """Return the smallest value at which half of the weights is reached."""
-    order = np.argsort(values)
+    order = np.arange(len(values))
+    sort_places(values, order)
     reached = 0.0
     for place in order:
         reached += weights[place]
         if reached >= 0.5:
             return float(values[place])
     return float(values[order[-1]])
+
+
+GAPS = (57, 23, 10, 4, 1)
+"""Distances over which Shell's way to sort compares, by Ciura (2001)."""
+
+
+@njit()
+def sort(values: FloatArray) -> None:
+    """Sort values in place."""
+    for gap in GAPS:
+        for at in range(gap, len(values)):
+            value, free = values[at], at
+            while free >= gap and values[free - gap] > value:
+                values[free] = values[free - gap]
+                free -= gap
+            values[free] = value
+
+
+@njit()
+def sort_places(values: FloatArray, order: IntArray) -> None:
+    """Sort places by their values."""
+    for gap in GAPS:
+        for at in range(gap, len(order)):
+            place, free = order[at], at
+            while free >= gap and values[order[free - gap]] > values[place]:
+                order[free] = order[free - gap]
+                free -= gap
+            order[free] = place
 
 
 @njit()
@@ -284,9 +353,11 @@ def _bound(state: CombinationState, rules: CombinationRules, h: int, q: int, poi
     if known >= rules.window_least:
         rank = min(max((1 - state.adapted[h, q]) * (known + 1) - 1, 0.0), known - 1.0)
         low = min(int(rank), known - 2)
-        # Only the two neighbouring order statistics are needed.
-        parted = np.partition(state.scores[h, q, :known], low + 1)
-        below, above = parted[: low + 1].max(), parted[low + 1]
+        ranked = np.empty(known)
+        for at in range(known):
+            ranked[at] = state.scores[h, q, at]
+        sort(ranked)
+        below, above = ranked[low], ranked[low + 1]
         factor = max(below + (above - below) * (rank - low), 0.0)
     found = max(point + side * factor * spread, 0.0)
     if side > 0:

@@ -209,6 +209,7 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
             mttr_hours=0.05,
             restart_share=draw(st.sampled_from([0.0, 0.5])),
             lemon_share=draw(st.sampled_from([0.0, 0.3])),
+            lemon_factor=3.0,  # with 10, jobs of a single node may never reach a checkpoint
             checkpoint_interval=draw(st.sampled_from([50.0, 600.0, *(["young", "daly"] if failing else [])])),
             checkpoint_seconds=20.0 if failing else draw(st.sampled_from([0.0, 20.0])),
         ),
