@@ -53,7 +53,8 @@ class ThroughputBelief:
     limits: limits of the batch size. batch: the fixed batch size, or None. most: largest number of GPUs in tables.
     exponent: `ChoiceRule.exponent`. prior: prior of the law. Default: Pollux's fit, which has none. unit: number of
     GPUs that the law counts as one, on one node, for a model that runs on multiples of it only: other models show how
-    it scales from the smallest size on, not from a single GPU.
+    it scales from the smallest size on, not from a single GPU. sizes: number of different GPU counts at which steps were
+    observed.
     """
 
     limits: BatchLimits
@@ -63,6 +64,7 @@ class ThroughputBelief:
     prior: ThroughputPrior | None = None
     unit: int = 1
     steps: dict[Observed, tuple[float, float]] = field(default_factory=dict)
+    sizes: int = 0
     params: ThroughputParams | None = None
     _candidates: dict[int, BatchCandidates] = field(default_factory=dict)
     _table: tuple[FloatArray, FloatArray] | None = None
@@ -75,6 +77,7 @@ class ThroughputBelief:
         if key in self.steps:
             return False
         self.steps[key] = (step, sync)
+        self.sizes = len({gpus for _, gpus, _ in self.steps})
         return True
 
     def fit(self) -> None:
@@ -102,11 +105,6 @@ class ThroughputBelief:
         """Numbers of nodes and GPUs in the units of the law."""
         units = np.maximum(np.asarray(gpus, dtype=np.float64) // self.unit, 1.0)
         return np.where((units > 1.0) | (self.unit == 1), np.asarray(nodes, dtype=np.float64), 1.0), units
-
-    @property
-    def sizes(self) -> int:
-        """Number of different GPU counts at which steps were observed."""
-        return len({gpus for _, gpus, _ in self.steps})
 
     def candidates(self, gpus: int) -> BatchCandidates:
         """Return the candidate batches with this number of GPUs."""

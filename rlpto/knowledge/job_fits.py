@@ -115,7 +115,10 @@ class JobFits:
         self._first_kind: dict[int | JobType, int] = {}
         self._projections: dict[tuple[str, int, int], float] = {}
         self._unseen: dict[int, float] = {}
+        self._worth: dict[str, FloatArray] = {}
         self._stale: set[int] = set()
+        self._like: set[int] = set()
+        self._basis: dict[int, tuple[tuple[float, float] | None, float]] = {}
 
     @property
     def tables(self) -> SpeedTables:
@@ -211,8 +214,7 @@ class JobFits:
         self._seen[job] = self._seen_by_type[own] = seen
         self._seeing_nothing.discard(job)
         if self._rules.shared:
-            like = self._present[own]
-            self._stale.update(like if refitted else like & self._seeing_nothing)
+            (self._stale if refitted else self._like).update(self._present[own])
 
     def see_again(self, job: int, seen: Statistics, epoch: int) -> None:
         """Note that a job has observed the same steps and gradients in the same epoch again."""
@@ -222,26 +224,36 @@ class JobFits:
             if min(seen) > 0:
                 self._seen_by_epoch[own][epoch] = seen
             if self._seeing_nothing:
-                self._stale.update(self._present[own] & self._seeing_nothing)
+                self._like.update(self._present[own])
 
     def refresh(self) -> None:
         """Update the tables with the latest observations."""
         if not self._rules.shown:
             self._stale.clear()
+            self._like.clear()
             return
         if self._unseen:
             left = self._left(np.array(list(self._unseen)))
             self._stale.update(job for job, now in zip(self._unseen, left, strict=True) if now != self._unseen[job])
-        if not self._rules.ahead:  # a job whose node has failed is in an earlier epoch again
-            self._stale.update(job for job in self._types.first if self._epoch_of(job) != self._written[job])
+        if not self._rules.ahead and self._types.first:  # a job whose node has failed is in an earlier epoch again
+            jobs = np.array([*self._types.first])
+            last = self.tables.epochs[[*self._types.first.values()]] - 1
+            epoch = np.minimum(self._store.records["progress"][jobs].astype(np.int64), last)
+            self._stale.update(jobs[epoch != [self._written[job] for job in self._types.first]].tolist())
+        for job in (self._like & self._seeing_nothing) - self._stale:  # their estimates rest on those of other jobs
+            if self._basis[job] != (self.seen_by(job), self.slope_of(job)):
+                self._stale.add(job)
         for job in self._stale & self._types.first.keys():
             self._write(job)
         self._stale.clear()
+        self._like.clear()
 
     def _write(self, job: int) -> None:
         """Write the estimates of a job into its rows."""
         seen, tables = self.seen_by(job), self.tables
-        worth = self._source.epoch_samples(self.type_of(job).model)
+        model = self.type_of(job).model
+        if (worth := self._worth.get(model)) is None:
+            worth = self._worth[model] = self._source.epoch_samples(model)
         stages = self._stages(job, (1.0, 0.0) if seen is None else seen, len(worth) - 1)
         sizes, sigma, written = tables.sizes_seen, tables.speed_sigma, tables.written
         assert sizes is not None
@@ -255,6 +267,7 @@ class JobFits:
         now = self._written[job] = self._epoch_of(job)
         shown = slice(0, tables.rates.shape[1]) if self._rules.ahead else slice(now, now + 1)
         slope, scores_on = self.slope_of(job), dict[int, list[Score]]()
+        self._basis[job] = seen, slope
         for kind in range(len(self._kinds)):
             own = self._types.first[job] + kind
             written[own] += 1
@@ -267,6 +280,10 @@ class JobFits:
             sizes[own], sigma[own, :, 1:] = self.fit_of(job, kind).sizes, scores[0].sigma
             if hours is not None:
                 rates[:, shown] = self._unseen[job] / (3600.0 * hours * self._store.records["scale"][job])
+                continue
+            if not self._rules.ahead:
+                samples = worth[min(now, len(worth) - 1)]
+                rates[:, now] = (scores[0].best * self._projection(job, seen_on, kind)).reshape(-1) / samples
                 continue
             for (first, _), score in zip(stages, scores, strict=True):
                 later = slice(max(first, shown.start), shown.stop)
