@@ -101,7 +101,7 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
     speeds = dict(zip(classes, alone.tolist(), strict=True))
     same = {"epochs": 50, "samples": STEPS * BATCH, "batch_size": BATCH}
     tasks = [{"training": one, "pace": pace, **same} for one, pace in zip(classes, paces.tolist(), strict=True)]
-    setup = config(60.0, 60.0, cluster={"nodes": NODES}, forecast={"mode": "on"}, seed=seed)
+    setup = config(60.0, cluster={"nodes": NODES}, forecast={"mode": "on"}, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         service = VirtualService(
             Path(folder),
@@ -110,6 +110,7 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
             look_ahead=True,
             backend=partial(LawBackend, speeds=speeds, rng=rng),
             programs=dict(zip(names, tasks, strict=True)),
+            poll=60.0,
         )
         service.loop.step()
         try:

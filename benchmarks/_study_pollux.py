@@ -21,7 +21,7 @@ from _studies import Part, Plan, finished
 from rlpto.experiments.config import Config, load_config
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.policies.pollux.objective import power_mean
-from rlpto.policies.pollux.policy import PolluxOptions, restart_factor
+from rlpto.policies.pollux.policy import STEPS, restart_factor
 from rlpto.policies.pollux.search import least_cost, search
 
 PUBLISHED_JCT_S = {"workload-1": 2089.0, "workload-2": 3323.0, "workload-3": 2188.0, "workload-4": 2721.0}
@@ -30,7 +30,6 @@ ADAPTIVE = "workload.mapping.adaptive_batch=true"
 ONLINE = ("knowledge.mode=online", "workload.mapping.fixed_batch_models=[ncf]")
 """Jobs use fits of their own speeds. In the simulator ncf always trains at 32,768."""
 STORED = "pollux/pollux-objective-instances.json"
-STEPS = PolluxOptions().steps
 CROWDS = ((30, 16, 4, 300), (160, 16, 4, 100), (1000, 250, 4, 20), (250, 250, 4, 20))
 """Jobs, nodes, GPUs of each node, rounds."""
 NODES, GPUS_PER_NODE = 16, 4

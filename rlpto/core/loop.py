@@ -51,7 +51,7 @@ class DecisionLoop:
     ) -> None:
         self.cluster = cluster
         fair = settings.inside == "fair_users"
-        self._users = UserService(cluster, settings.user_half_life, served) if fair else None
+        self._users = UserService(cluster, served) if fair else None
         self._queue = Queue(settings, self._users)
         self._forecaster = forecaster
 

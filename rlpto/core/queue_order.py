@@ -16,6 +16,8 @@ from rlpto.io.compiled import helper, kernel
 
 TURN_S = 600.0
 """Seconds for which each earlier job of a user is assumed to hold its GPUs, when users take turns."""
+HALF_LIFE_S = 86_400.0
+"""Seconds after which the GPU time that a user has had counts half: a day, so that users take turns from day to day."""
 LEAST_GPU_S = 1.0
 """GPU-seconds below which a user counts as new."""
 
@@ -126,14 +128,15 @@ def next_promotion(jobs: AnyArray, index: IntArray, aging_normal: float, aging_l
 
 
 class UserService:
-    """GPU time that each user of a cluster has had. half_life [s]. before: GPU-seconds at the start, by user.
+    """GPU time that each user of a cluster has had. before: GPU-seconds at the start, by user.
 
-    GPU time counts half after a half-life. A user's second job in the queue counts as if the first had already run for
-    `TURN_S`, and so on: two new users take turns. Like Slurm's multifactor fair share, but per job. It never preempts.
+    GPU time counts half after `HALF_LIFE_S`. A user's second job in the queue counts as if the first had already run
+    for `TURN_S`, and so on: two new users take turns. Like Slurm's multifactor fair share, but per job. It never
+    preempts.
     """
 
-    def __init__(self, cluster: Cluster, half_life: float, before: Mapping[str, float] | None = None) -> None:
-        self._cluster, self._half_life = cluster, half_life
+    def __init__(self, cluster: Cluster, before: Mapping[str, float] | None = None) -> None:
+        self._cluster = cluster
         self._had = dict(before or {})
         self._time = cluster.time
         self._jobs: IntArray = np.zeros(0, dtype=np.int64)
@@ -156,7 +159,7 @@ class UserService:
     def _count(self, state: ClusterState) -> None:
         """Update each user's GPU time to the time of the state."""
         service = self._cluster.store.attained_service
-        keep = 0.5 ** ((state.time - self._time) / self._half_life)
+        keep = 0.5 ** ((state.time - self._time) / HALF_LIFE_S)
         had = {user: keep * seconds for user, seconds in self._had.items()}
         for user, more in zip(self._users, (service[self._jobs] - self._seen).tolist(), strict=True):
             had[user] = had.get(user, 0.0) + more

@@ -46,8 +46,6 @@ class QueueSettings(Settings):
     inside: Literal["fifo", "fair_users"] = "fifo"
     """Order within a class (weighted: among all jobs): by submission, or first the users with least recent GPU time
     (`rlpto.core.queue_order`)."""
-    user_half_life: float = Field(86_400.0, gt=0)
-    """fair_users: half-life in seconds of the GPU time that counts against a user."""
     aging_normal: float = Field(1800.0, gt=0)
     """Seconds that a job of class normal waits before it counts as high; weighted: also the head start in the queue of
     high over normal."""

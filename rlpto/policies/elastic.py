@@ -113,14 +113,7 @@ class Optimus(BasePolicy[NoOptions]):
         return Allocation(grown, np.argsort(grown, kind="stable"))
 
 
-class HesrptOptions(Settings):
-    """Options of `hesrpt`."""
-
-    p: float | None = Field(None, gt=0, lt=1)
-    """Exponent of the speed-up k**p. Default: fitted to the jobs' speed tables at every decision."""
-
-
-class Hesrpt(BasePolicy[HesrptOptions]):
+class Hesrpt(BasePolicy[NoOptions]):
     """The optimal shares for mean flow time where speed-ups are a power of the GPUs, rounded to whole GPUs.
 
     With speed-up k**p and m jobs in descending order of remaining size, the i-th gets the share
@@ -134,11 +127,10 @@ class Hesrpt(BasePolicy[HesrptOptions]):
     name = "hesrpt"
     summary = "optimal shares by rank in remaining size for speed-ups k**p, elastic"
     source = "Berg, Vesilo, Harchol-Balter, Performance Evaluation 144, 2020"
-    Options = HesrptOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
         jobs, count = state.jobs, len(state.jobs)
-        exponent = self.options.p or fit_exponent(jobs)
+        exponent = fit_exponent(jobs)
         order, share = jobs.ranked(jobs.remaining / unit_speed(jobs) / jobs.class_weight), np.empty(count)
         share[order] = np.diff((np.arange(count + 1) / max(count, 1)) ** (1.0 / (1.0 - exponent)))[::-1]
         # Round to whole GPUs in proportion to the shares by Webster's method (divisors 1/2, 3/2, ...).

@@ -23,7 +23,6 @@ no job would ever train.
 from __future__ import annotations
 
 import numpy as np
-from pydantic import Field
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.job_table import JobTable
@@ -36,6 +35,8 @@ from rlpto.policies.greedy import grow, hull_steps
 
 LEAST_WORK = 1e-9
 """Lower limit of remaining work in computations."""
+HORIZON_S = 600.0
+"""Seconds that count after a rescale, at least the interval between decisions."""
 
 
 class RewardGreedyOptions(Settings):
@@ -43,8 +44,6 @@ class RewardGreedyOptions(Settings):
 
     weights: RewardWeights = RewardWeights()
     """Weights of the maximised reward."""
-    horizon: float = Field(600.0, gt=0)
-    """Seconds that count after a rescale, at least the interval between decisions."""
 
 
 class RewardGreedy(BasePolicy[RewardGreedyOptions]):
@@ -59,7 +58,7 @@ class RewardGreedy(BasePolicy[RewardGreedyOptions]):
         """Compute the value of every number of GPUs, then take the best steps."""
         jobs = state.jobs
         lowest = jobs.min_gpus
-        value = expected_reward(jobs, max(self.options.horizon, state.interval), self.options.weights)
+        value = expected_reward(jobs, max(HORIZON_S, state.interval), self.options.weights)
         steps = hull_steps(value, lowest, jobs.max_gpus)
         gpus = grow(np.zeros_like(lowest), steps.target, steps.gain, lowest, state.capacity, 0.0)
         if not gpus.any() and (lowest <= state.capacity).any():

@@ -26,7 +26,7 @@ from rlpto.performance.profiles import FitErrors, Profile
 from rlpto.performance.throughput import StepMeasurements, fit_throughput, relative_errors
 from rlpto.ray_cluster.controllers import answer_of, control_node, stop_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured, Nodes, Plan, raised_in
-from rlpto.ray_cluster.settings import ProgramSettings
+from rlpto.ray_cluster.settings import GUESSED_NOISE_SCALE, ProgramSettings
 
 POLL_INTERVAL_S = 0.02
 """Time between two checks of a job, which is the error of a measured delay."""
@@ -267,7 +267,7 @@ def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasuremen
     errors = relative_errors(params, steps)
     metric = Metric("accuracy on samples held out", "share", round(measured.untrained, 4))
     curve, accuracy_error = fit_accuracy(by_epoch(name, measured.accuracy)[None], metric)
-    noise, noise_error = _noise(program, measured)
+    noise, noise_error = _noise(measured)
     reached = measured.accuracy[-1][0]
     return Profile(
         name=name,
@@ -350,10 +350,10 @@ def by_epoch(name: str, points: Points) -> FloatArray:
     return np.asarray(np.interp(at, epochs, values))
 
 
-def _noise(program: ProgramSettings, measured: ProgramMeasurements) -> tuple[NoiseCurve, float]:
-    """Noise scale by epoch, and the error of the fit; the guess from the settings if nothing was measured."""
+def _noise(measured: ProgramMeasurements) -> tuple[NoiseCurve, float]:
+    """Noise scale by epoch, and the error of the fit; a guess if nothing was measured."""
     if not measured.noise_scale:
-        return NoiseCurve((0.0,), (program.guess.noise_scale,)), 0.0
+        return NoiseCurve((0.0,), (GUESSED_NOISE_SCALE,)), 0.0
     epochs, values = np.array(measured.noise_scale, dtype=np.float64).T
     at = np.arange(max(int(epochs[-1]), 1)) + 0.5
     scale = np.exp(np.interp(at, epochs, np.log(values)))[None]

@@ -91,6 +91,7 @@ class JobSpec:
         and every random number of training.
     stop: rule for finishing early once accuracy has flattened. Default: never.
     logs: keep the output of workers and the progress of training in the folder.
+    backoff: seconds before the first retry, doubled for each later one.
     The others are keys of `rlpto.store.program_keys.ProgramKeys` or of `RaySettings`.
     """
 

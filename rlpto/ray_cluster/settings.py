@@ -23,6 +23,13 @@ from rlpto.store.program_keys import ProgramKeys
 
 ShipCode = Literal["auto", "always", "never"]
 
+GUESSED_SYNC_S = 0.005
+"""Seconds that several workers are assumed to take to synchronise in a step, if a model has no profile."""
+GUESSED_NOISE_SCALE = 1000.0
+"""Gradient noise scale in samples, if there is no measurement."""
+GUESSED_EPOCHS_TO_LEARN = 3.0
+"""Epochs after which 63 % of the accuracy is assumed to be gained, if a model has no profile."""
+
 
 class ProgramSettings(ProgramKeys):
     """The training program of one model's jobs."""
@@ -46,9 +53,9 @@ class ProgramSettings(ProgramKeys):
             epochs=self.epochs,
             batch=BatchLimits(base=batch, largest=batch, min_local=1, max_local=batch),
             # Nine tenths of a step scale with the samples: more workers help, up to a limit.
-            throughput=self.law(0.9 * step / batch, 0.1 * step, guess.sync_seconds),
-            noise=NoiseCurve((0.0,), (guess.noise_scale,)),
-            accuracy=AccuracyCurve("validation accuracy", guess.untrained, guess.final, guess.epochs_to_learn, 1.0),
+            throughput=self.law(0.9 * step / batch, 0.1 * step, GUESSED_SYNC_S),
+            noise=NoiseCurve((0.0,), (GUESSED_NOISE_SCALE,)),
+            accuracy=AccuracyCurve("validation accuracy", guess.untrained, guess.final, GUESSED_EPOCHS_TO_LEARN, 1.0),
             rescale_delay=guess.rescale_delay,
             errors=FitErrors(0.0, 0.0, 0.0, 0.0),
         )
@@ -80,10 +87,6 @@ class RaySettings(Settings):
     """Seconds after which a job that trains gives up new workers and servers that have not come up."""
     retries: int = Field(3, ge=0)
     """Consecutive failures without progress after which a job fails for good."""
-    backoff: float = Field(1.0, ge=0)
-    """Seconds before the first retry, doubled for each later one."""
-    poll: float = Field(0.1, gt=0, le=5)
-    """Longest time in seconds between two looks at the cluster."""
     autoscale: AutoscaleSettings | None = None
     """Nodes on demand. Default: only existing nodes."""
     ship_code: ShipCode = "auto"

@@ -189,14 +189,6 @@ class RetentionSettings(Settings):
 
     jobs: int = Field(100_000, ge=100)
     """Ended jobs, with their events, points and spans."""
-    events: int = Field(200_000, ge=1000)
-    """Events."""
-    points_per_job: int = Field(2000, ge=10)
-    """Points of a job's curves. Beyond this, every second point is removed."""
-    decisions: int = Field(20_000, ge=100)
-    """Decisions."""
-    spans: int = Field(200_000, ge=1000)
-    """Spans, that is, allocations that have ended."""
     audit: int = Field(100_000, ge=1000)
     """Changes in the audit trail, and as many policy switches."""
     logs_days: float = Field(90.0, gt=0)

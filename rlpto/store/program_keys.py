@@ -31,16 +31,10 @@ class GuessSettings(Settings):
 
     step_seconds: float = Field(0.05, gt=0)
     """Seconds of a step with one worker; a program's pace takes precedence."""
-    sync_seconds: float = Field(0.005, ge=0)
-    """Seconds that several workers take to synchronise in a step."""
-    noise_scale: float = Field(1000.0, gt=0)
-    """Gradient noise scale in samples."""
     untrained: float = Field(0.1, ge=0, le=1)
     """Accuracy before training."""
     final: float = Field(0.95, ge=0, le=1)
     """Final accuracy."""
-    epochs_to_learn: float = Field(3.0, gt=0)
-    """Epochs after which 63 % of the accuracy is gained."""
     rescale_delay: float = Field(3.0, ge=0)
     """Seconds until a change of a job's workers is in force."""
 

@@ -22,7 +22,6 @@ SPECS = (
     "fifo:one_node=true",
     "elastic_fifo:one_node=true",
     "sjf:backfill=true",
-    "reward_greedy:horizon=60",
     "pollux:min_util=0.35,max_util=0.65",
 )
 

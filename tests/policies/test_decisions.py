@@ -101,8 +101,12 @@ CASES: dict[str, tuple[str, list[J], int, list[int]]] = {
         [2, 1, 3],
     ),
     "hesrpt: three jobs": ("hesrpt", [J(work=work, speed=power(0.5, 18)) for work in (50, 500, 5)], 18, [6, 2, 10]),
-    "hesrpt: caps pass on": ("hesrpt:p=0.5", [J(work=5, highest=2), J(work=50, highest=40)], 18, [2, 16]),
-    "hesrpt: every job is served": ("hesrpt:p=0.9", [J(work=10.0**i, highest=9) for i in range(5)], 9, [5, 1, 1, 1, 1]),
+    "hesrpt: caps pass on": (
+        "hesrpt", [J(work=5, highest=2, speed=power(0.5, 18)), J(work=50, speed=power(0.5, 18))], 18, [2, 16],
+    ),
+    "hesrpt: every job is served": (
+        "hesrpt", [J(work=10.0**i, speed=power(0.9, 9)) for i in range(5)], 9, [5, 1, 1, 1, 1],
+    ),
     "hesrpt: the smallest where not all can be": ("hesrpt", [J(work=work) for work in (4, 2, 8, 1)], 2, [0, 1, 0, 1]),
     "reward_greedy: what pays": ("reward_greedy", [J(work=1e9, speed=(1.0, 1.01, 1.02, 1.03), held=1)], 4, [1]),
     "reward_greedy: not for a long delay": ("reward_greedy", [J(**LONG | {"work": 1e5}, delay=900)], 4, [2]),

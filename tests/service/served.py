@@ -37,7 +37,7 @@ TINY = {
 """A program of which an epoch takes 0.7 s on one GPU, half of it on two."""
 EXPERIMENT = {
     "name": "service",
-    "ray": {"checkpoint_interval": 5, "retries": 1, "backoff": 0.1},
+    "ray": {"checkpoint_interval": 5, "retries": 1},
 }
 
 

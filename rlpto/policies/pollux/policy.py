@@ -24,12 +24,13 @@ from rlpto.io.settings import Settings
 from rlpto.performance.metrics import METRIC_NAMES, METRICS, UtilityBand
 from rlpto.policies.pollux.search import search
 
+STEPS = 400
+"""Steps of the neighbourhood search after the first solution: 1 ms for 30 jobs on 64 GPUs."""
+
 
 class PolluxOptions(Settings):
     """Options of `pollux`."""
 
-    steps: int = Field(400, ge=0, le=100_000)
-    """Steps of the neighbourhood search after the first solution; 400 take 1 ms for 30 jobs on 64 GPUs."""
     favour: Literal["none", "attained", "remaining"] = "none"
     """Not part of Pollux: weight jobs by 1 / root of the GPU-seconds attained, or remaining on one GPU, so jobs with
     few of them count more."""
@@ -95,12 +96,12 @@ class Pollux(BasePolicy[PolluxOptions]):
             """Return the speed-up per GPU of the best placement on the first `nodes` nodes that are up. Stores it."""
             first = np.zeros_like(size)
             first[usable[:nodes]] = size[usable[:nodes]]
-            found[nodes] = search(*problem, first, self.options.steps, seed)
+            found[nodes] = search(*problem, first, STEPS, seed)
             # GPUs of idle nodes count too.
             return float(speedups_over_one(jobs, found[nodes]).sum()) / max(int(first.sum()), 1)
 
         if band is None:
-            placement = search(*problem, size, self.options.steps, seed)
+            placement = search(*problem, size, STEPS, seed)
         else:
             least = 1 + int(np.searchsorted(size[usable].cumsum(), jobs.min_gpus.max()))  # no job waits for ever
             placement = found[desired_nodes(utility_on, len(usable), band, least)]

@@ -30,6 +30,8 @@ from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
 from rlpto.ray_cluster.scheduler.session_rules import OrderSource, Reclass, SessionRules, Withdraw
 from rlpto.store.jobs import EXPECTED
 
+POLL_S = 0.1
+"""Longest time between two looks at the cluster [s]."""
 WRITE_INTERVAL_S = 1.0
 """Longest interval between database writes of controllers' reports, and between calls of observers."""
 
@@ -81,7 +83,7 @@ class RayCluster(JobTracker):
         super().__init__(jobs, specs, tables, database, nodes, backend, knowledge or PolicyKnowledge())
         if source is None:  # with a source such a job waits
             self._check_fit(whole, 0 if scale is None else scale.most_gpus)
-        self._backend, self._rules = backend, rules
+        self._backend, self._rules, self.poll = backend, rules, POLL_S
         self._observers, self._reported = tuple(observers), reported
         self._policy = "", 0.0
         self._written = -np.inf
@@ -217,7 +219,7 @@ class RayCluster(JobTracker):
         self.changed = False
         while not self.done and self.time < end and not (self.changed and on_events):
             now = self._clock.now()
-            ahead = [end - now, rules.ray.poll, rules.limit - now]
+            ahead = [end - now, self.poll, rules.limit - now]
             if on_events and self._next < len(self.jobs):
                 ahead.append(self.jobs[self._next].submit_time - now)
             self._look(self._backend.reports(max(min(ahead), 0.0)), until=np.inf if on_events else due)

@@ -98,7 +98,7 @@ class SchedulerLoop(SessionLoop):
                 config.knowledge.unseen_hours,
             ),
             source=self.source,
-            reported=CurveWriter(settings.retention.points_per_job),
+            reported=CurveWriter(),
         )
         known = catalogue_of(settings.scheduler.policies)
         put_all(database, PolicyEntry, [entry for _, entry in known.values()])
@@ -121,7 +121,7 @@ class SchedulerLoop(SessionLoop):
         if volume is not None:
             self.source.heard = lambda some: volume.arrived(some, self.catalogue.tables, shape.gpus_per_node)
         self.retention = Retention(database, settings.folder, settings.retention, timer=timer)
-        had = gpu_time_had(database, now, config.queue.user_half_life)
+        had = gpu_time_had(database, now)
         nodes = nodes_of_service(Experiment(config), self.cluster)
         super().__init__(self.cluster, self.policy, config.queue, ahead, served=had, nodes=nodes)
         self._reward = decision_records(database, config.reward, newest=1).reward.sum(axis=0)  # not shown yet

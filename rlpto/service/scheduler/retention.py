@@ -21,6 +21,12 @@ HOUSE_INTERVAL_S = 1.0
 """Minimum time between two rounds of housekeeping."""
 TRIM_INTERVAL_S = 600.0
 """Minimum time between two clean-ups of the database."""
+EVENTS = 200_000
+"""Newest events that the database keeps."""
+DECISIONS = 20_000
+"""Newest decisions that the database keeps."""
+SPANS = 200_000
+"""Newest ended allocations that the database keeps."""
 ROWS_AT_ONCE = 500
 """Jobs removed from the database in one transaction, during which the web process waits."""
 KEYS_KEPT_S = 7 * 86_400.0
@@ -66,11 +72,11 @@ class Retention:
     def _trim_database(self, now: float) -> None:
         """Remove the oldest rows beyond each limit."""
         store, kept = self.store, self.settings
-        most = {"events": kept.events, "decisions": kept.decisions, "audit": kept.audit, "switches": kept.audit}
+        most = {"events": EVENTS, "decisions": DECISIONS, "audit": kept.audit, "switches": kept.audit}
         for table, rows in most.items():  # their keys number the rows
             store.write(f"DELETE FROM {table} WHERE rowid <= (SELECT max(rowid) FROM {table}) - ?", (rows,))
         over = "ended IS NOT NULL AND seq <= (SELECT max(seq) FROM spans) - ?"
-        store.write(f"DELETE FROM spans WHERE {over}", (kept.spans,))
+        store.write(f"DELETE FROM spans WHERE {over}", (SPANS,))
         old = now - kept.logs_days * DAY_S
         times = {"volume": "at", "requests": "done_at", "tokens": "coalesce(revoked, expires)"}
         for table, time_of in times.items():

@@ -11,6 +11,7 @@ from rlpto.arrivals.volume import VolumeForecast
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
+from rlpto.core.queue_order import HALF_LIFE_S
 from rlpto.experiments.config import Config
 from rlpto.io.errors import JobError, RlptoError
 from rlpto.ray_cluster.messages import JobSpec
@@ -110,10 +111,10 @@ def volume_forecast(
     return volume
 
 
-def gpu_time_had(store: Store, now: float, half_life: float) -> Mapping[str, float]:
+def gpu_time_had(store: Store, now: float) -> Mapping[str, float]:
     """Decayed GPU-seconds of each user's finished jobs."""
     found: dict[str, float] = {}
-    rows = store.rows("SELECT owner, ended, gpu_seconds FROM jobs WHERE ended > ?", (now - HALF_LIVES * half_life,))
+    rows = store.rows("SELECT owner, ended, gpu_seconds FROM jobs WHERE ended > ?", (now - HALF_LIVES * HALF_LIFE_S,))
     for owner, ended, seconds in rows:
-        found[owner] = found.get(owner, 0.0) + seconds * 0.5 ** ((now - ended) / half_life)
+        found[owner] = found.get(owner, 0.0) + seconds * 0.5 ** ((now - ended) / HALF_LIFE_S)
     return found

@@ -24,6 +24,8 @@ POINT_INTERVAL_S = 2.0
 """Minimum time between two points of a job's curves."""
 POINTS_BETWEEN_LOOKS = 50
 """Points of a job that are added between checks of their number."""
+MOST_POINTS = 2000
+"""Points of a job's curves. Beyond this, every second point is removed."""
 BEAT_INTERVAL_S = 1.0
 """Minimum time between two heartbeats."""
 
@@ -39,10 +41,9 @@ class Curve:
 
 
 class CurveWriter:
-    """Writes reports of jobs to their curves. most: most points of a job."""
+    """Writes reports of jobs to their curves."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._curves: dict[str, Curve] = {}
 
     def __call__(self, cluster: RayCluster, report: JobReport, over: bool) -> None:
@@ -58,7 +59,7 @@ class CurveWriter:
                 self._add(cluster, one, curve, at)
         if over or curve.points >= POINTS_BETWEEN_LOOKS:
             curve.points = 0
-            thin_points(cluster.database, report.job, self._most)
+            thin_points(cluster.database, report.job, MOST_POINTS)
         if over:
             self._curves.pop(report.job)
 

@@ -345,7 +345,7 @@ def test_jobs_that_a_changed_profile_does_not_suit_fail_at_the_next_start(
 
 
 def test_a_job_waits_while_there_are_not_enough_slots_for_its_servers(tmp_path: Path) -> None:
-    setup = config(60.0, 5.0, cluster={"nodes": [{"count": 2, "gpus": 2, "cpus": 2}]})
+    setup = config(60.0, cluster={"nodes": [{"count": 2, "gpus": 2, "cpus": 2}]})
     programs = {"tiny": {**PROGRAM, "architecture": "parameter_server", "servers": 3}}
     backend = partial(VirtualBackend, cpus={"n0": 2, "n1": 2})
     service = VirtualService(tmp_path, setup, programs=programs, backend=backend)

@@ -110,7 +110,7 @@ def live_through(drawn: Drawn) -> None:
     users = Users(monkeypatch)
     folder = tempfile.TemporaryDirectory(prefix="months-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     with folder as path, monkeypatch.context():
-        service = VirtualService(Path(path), config(LOOK_S, LOOK_S), rate=1 / 3600)
+        service = VirtualService(Path(path), config(LOOK_S), rate=1 / 3600, poll=LOOK_S)
         service.loop.retention.in_memory = 3
         acts: list[Act] = [(service.began + at, partial(users.act, kind, given_)) for at, kind, given_ in drawn]
         service.backend.acts = acts

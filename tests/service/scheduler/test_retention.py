@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlpto.service.scheduler import retention
 from rlpto.service.scheduler.retention import DAY_S, Retention
 from rlpto.service.settings import RetentionSettings
 from rlpto.store.database import Store
@@ -26,11 +27,13 @@ def store(tmp_path: Path) -> Store:
 
 def trimmed(store: Store, folder: Path) -> None:
     """What a scheduler does every ten minutes."""
-    kept = RetentionSettings(jobs=100, events=1000, spans=1000, audit=1000, decisions=100)
-    Retention(store, folder, kept)._trim_database(NOW)
+    Retention(store, folder, RetentionSettings(jobs=100, audit=1000))._trim_database(NOW)
 
 
-def test_what_there_is_too_much_of_goes_the_oldest_first(store: Store, tmp_path: Path) -> None:
+def test_what_there_is_too_much_of_goes_the_oldest_first(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "EVENTS", 1000)
     with store.transaction():
         for number in range(1500):
             note_change(store, "root", "user.add", f"user-{number}", float(number))

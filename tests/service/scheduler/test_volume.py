@@ -33,7 +33,7 @@ def until_told(service: VirtualService, *jobs: str) -> dict[str, PredictionRow]:
 
 
 def test_without_a_past_starts_and_finishes_are_told_without_an_interval(tmp_path: Path) -> None:
-    service = VirtualService(tmp_path, config(60.0, 30.0), rate=0.5 / HOUR, look_ahead=True)
+    service = VirtualService(tmp_path, rate=0.5 / HOUR, look_ahead=True, poll=30.0)
     jobs = [service.submit(epochs=1.0, gpus=4, max_gpus=4) for _ in range(3)]
     service.run(lambda: service.row(jobs[0]).progress > 0.1)
     rows = until_told(service, *jobs)
@@ -43,8 +43,8 @@ def test_without_a_past_starts_and_finishes_are_told_without_an_interval(tmp_pat
 @pytest.mark.slow
 def test_forecasts_are_told_step_by_step_bound_what_is_predicted_and_outlive_a_restart(tmp_path: Path) -> None:
     """Two nodes of two GPUs, on which an epoch takes half an hour of one."""
-    setup, hours = config(60.0, 30.0, forecast={"mode": "on"}), 6.0
-    service = VirtualService(tmp_path, setup, rate=0.5 / HOUR, look_ahead=True)
+    setup, hours = config(forecast={"mode": "on"}), 6.0
+    service = VirtualService(tmp_path, setup, rate=0.5 / HOUR, look_ahead=True, poll=30.0)
     service.backend.acts = arriving(service.began, hours, 2.0, seed=1)
     service.run(lambda: service.now() >= service.began + hours * HOUR)
     before, forecast = volume(service.store, service.began), service.loop.volume(service.loop._loop.state().time)

@@ -105,11 +105,10 @@ class VirtualBackend(FakeBackend):
         super().pass_time(seconds)
 
 
-def config(interval: float = 60.0, poll: float = 5.0, **more: Any) -> Config:
-    """An experiment on two nodes of two GPUs. poll: as long as need be, which real clusters do not allow."""
+def config(interval: float = 60.0, **more: Any) -> Config:
+    """An experiment on two nodes of two GPUs."""
     nodes = [{"count": 2, "gpus": 2}]
-    made = Config.model_validate({"cluster": {"nodes": nodes}, "simulator": {"interval": interval}, **more})
-    return made.model_copy(update={"ray": made.ray.model_copy(update={"poll": poll})})
+    return Config.model_validate({"cluster": {"nodes": nodes}, "simulator": {"interval": interval}, **more})
 
 
 class VirtualService:
@@ -117,7 +116,8 @@ class VirtualService:
 
     store: a connection of users. downtime: seconds from a kill to the next start. look_ahead: whether starts and
     finishes are predicted, at once and in this process. backend: makes the cluster. clock_error: s by which the clock
-    of the machine is wrong. programs: what each trains, by name. began: time of the world [s].
+    of the machine is wrong. programs: what each trains, by name. began: time of the world [s]. poll: longest time [s]
+    between two looks at the cluster.
     """
 
     def __init__(
@@ -132,8 +132,9 @@ class VirtualService:
         backend: Callable[..., VirtualBackend] = VirtualBackend,
         ready: Callable[[str], bool] = lambda _: True,
         programs: Mapping[str, Mapping[str, Any]] | None = None,
+        poll: float = 5.0,
     ) -> None:
-        self._look_ahead, self._ready = look_ahead, ready
+        self._look_ahead, self._ready, self._poll = look_ahead, ready, poll
         self.clock_error = 0.0
         self.world = FakeTime()
         self.began = self.world.wall
@@ -196,6 +197,7 @@ class VirtualService:
             ready=self._ready,
         )
         self.loop = SchedulerLoop(self.settings, self.setup, self.database, environment)
+        self.loop.cluster.poll = self._poll
 
     def restart(self) -> None:
         """Start the scheduler that was killed."""
