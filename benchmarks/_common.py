@@ -1,4 +1,4 @@
-"""Common parts of the benchmark programs: arguments, CPU time, and checks that decide the exit code."""
+"""What all programs here share: arguments, CPU time, and checks that decide the exit code."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -66,11 +66,10 @@ class OneLineParser(argparse.ArgumentParser):
         refuse(f"{message}; see --help")
 
 
-def parser(description: str | None, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """The parser of a benchmark. description: only its first line is used. parts: names that may be given."""
+def parser(description: str | None, what: str, names: Iterable[str]) -> argparse.ArgumentParser:
+    """The parser of a program with `names` of `what` to choose from. description: only its first line is used."""
     arguments = OneLineParser(description=(description or "").split("\n")[0])
-    if parts:
-        arguments.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(parts)}; without any: all")
+    arguments.add_argument("names", nargs="*", metavar=what, help=f"{', '.join(names)}; without any: all")
     return arguments
 
 
@@ -94,15 +93,6 @@ def refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
-@contextmanager
-def bad_input() -> Iterator[None]:
-    """Turn an error of RLPTO into one line that ends the program."""
-    try:
-        yield
-    except RlptoError as error:
-        refuse(f"{error}")
-
-
 def real(name: str) -> Path:
     """A file or folder of the data folder. Raises NoDataError if it is missing."""
     path = data_folder() / name
@@ -114,14 +104,6 @@ def real(name: str) -> Path:
 def progress(text: str) -> None:
     """Show the program's present activity on stderr."""
     print(f"  {text}", file=sys.stderr, flush=True)
-
-
-def resident_mb(process: int | str) -> float:
-    """Memory of a process [MB]. Raises OSError if it cannot be read."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise OSError(f"no VmRSS in /proc/{process}/status")
 
 
 def calibration() -> None:
@@ -166,27 +148,33 @@ def calibrated(name: str, calls: Mapping[str, Callable[[], object]], repeats: in
     return {key: Timing(*np.median(each[1:], axis=0).tolist()) for key, each in taken.items()}
 
 
-def run_parts(parts: Mapping[str, Callable[[], Found]], names: Sequence[str]) -> Found:
-    """Run the named parts of a program, or all.
+def main(description: str | None, parts: Mapping[str, Callable[..., Found]], repeats: int | None = None) -> None:
+    """Run the parts of a program that are named on the command line, or all, and end it.
 
+    repeats: default of --repeats, the argument of every part. Default: parts take no argument.
     Limits of times and rates are for a machine whose calibration loop takes USUAL_LOOP_S. They are widened in
     proportion on a slower or busier machine, by the loop's wall-clock time before and after a part.
     """
-    checks: list[Check] = []
+    arguments = parser(description, "part", parts)
+    if repeats is not None:
+        arguments.add_argument("--repeats", type=positive, default=repeats)
+    options, checks = arguments.parse_args(), list[Check]()
     facts: dict[str, object] = {}
-    for part in chosen("part", names, tuple(parts)) or parts:
-        progress(part)
-        with bad_input():
-            before = seconds_of(calibration, time.perf_counter)
-            try:
-                found, more = parts[part]()
-            except NoDataError as lack:
-                print(f"{part} skipped: {lack}")
-                continue
-            loop = (before + seconds_of(calibration, time.perf_counter)) / 2
+    for name in chosen("part", options.names, tuple(parts)) or parts:
+        progress(name)
+        part = parts[name] if repeats is None else partial(parts[name], options.repeats)
+        before = seconds_of(calibration, time.perf_counter)
+        try:
+            found, more = part()
+        except NoDataError as lack:
+            print(f"{name} skipped: {lack}")
+            continue
+        except RlptoError as error:
+            refuse(f"{error}")
+        loop = (before + seconds_of(calibration, time.perf_counter)) / 2
         checks += [in_pace(check, max(loop / USUAL_LOOP_S, 1.0)) for check in found]
-        facts |= more | {f"calibration loop around {part}, s": round(loop, 3)}
-    return checks, facts
+        facts |= more | {f"calibration loop around {name}, s": round(loop, 3)}
+    finish(checks, **facts)
 
 
 def in_pace(check: Check, slowness: float) -> Check:

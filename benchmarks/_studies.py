@@ -1,5 +1,5 @@
-"""Common parts of the studies: rows of studies.yaml, the size of a study, trainings and cells, which are run once and
-kept, and figures of cells with their intervals."""
+"""What studies share: their size, trainings and cells, which are run once and kept, figures of cells with their
+intervals, and runs of published systems."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import _common
 import numpy as np
 import pandas as pd
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from rlpto.agents.settings import LAST
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
@@ -31,11 +38,18 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there, write_text
 from rlpto.io.reading import read_json
 from rlpto.io.settings import Settings
-from rlpto.io.settings_text import first_problem
-from rlpto.io.yaml_file import read_yaml
+from rlpto.performance.compile import compile_tables
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.parameter_server import ServerParams
+from rlpto.performance.profiles import builtin_profiles
+from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.spec import policy_label
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
 
-STUDIES = Path(__file__).with_name("studies.yaml")
+if TYPE_CHECKING:
+    from rlpto.ray_cluster.worker.training import Trainer
+
 Workload = Literal["synthetic", "philly", "pollux"]
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
 """Overrides that reward time alone, for comparisons of JCT."""
@@ -48,28 +62,6 @@ MEMBER = re.compile(rf"{AGENT}-\d+")
 """Labels of the agents of single seeds."""
 MORE = {"pollux": ("workload.draws=100",)}
 """Overrides of trainings: number of windows drawn from each file; evaluations of policies draw fewer."""
-
-
-class Claim(Settings):
-    """A page's claim about a figure, or about all figures whose names match `figure` (* matches anything)."""
-
-    figure: str
-    unit: str = ""
-    least: float | None = None
-    most: float | None = None
-    missed: bool = False
-
-
-class Study(Settings):
-    """One row of studies.yaml, which explains the keys."""
-
-    tables: dict[str, str] = Field(default_factory=dict)
-    needs: str = ""
-    page: str = ""
-    claims: tuple[Claim, ...] = ()
-    listed: bool = True
-    takes: str = ""
-    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class Plan(Settings):
@@ -129,16 +121,6 @@ def config_file(workload: str) -> Path:
 def tuned(name: str) -> str:
     """Spec of the index with a file of weights in configs/tuned."""
     return f"index:weights={_common.CONFIGS / 'tuned' / name}.yaml"
-
-
-def load_studies(path: Path = STUDIES) -> dict[str, Study]:
-    """The studies by name. Raises ConfigError, naming file and line, if one is wrong."""
-    file = read_yaml(path)
-    try:
-        return TypeAdapter(dict[str, Study]).validate_python(file.data)
-    except ValidationError as error:
-        location, said = first_problem(error, None)
-        raise ConfigError(f"{file.place(location)}: {said}") from None
 
 
 # Trainings ----------------------------------------------------------------------------------------------------------
@@ -257,3 +239,41 @@ def geometric_mean(logs: FloatArray) -> Interval:
 def shown(interval: Interval, form: str) -> str:
     """An estimate with its interval."""
     return f"{interval.estimate:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+# Runs of published systems ------------------------------------------------------------------------------------------
+
+DIGITS = 1437
+"""Number of samples in the digits' training set."""
+
+
+def play(
+    nodes: ClusterShape | Sequence[Node],
+    jobs: Sequence[Job],
+    tables: SpeedTables,
+    policy: Policy,
+    settings: SimulatorSettings | None = None,
+    queue: QueueSettings | None = None,
+    **more: Any,
+) -> RunRecord:
+    """Let a policy schedule the jobs until all are over. more: arguments of the cluster."""
+    cluster = SimulatedCluster(nodes, jobs, tables, settings or SimulatorSettings(), **more)
+    return run(cluster, policy, queue or QueueSettings(), RewardWeights())
+
+
+def server_tables(laws: Mapping[str, ServerParams], batch: int, most_workers: int, **changes: Any) -> SpeedTables:
+    """Tables of models that train with parameter servers by these laws. changes: changes to the profile of cifar10."""
+    base = builtin_profiles()["cifar10"]
+    profiles = {name: replace(base, name=name, throughput=law, **changes) for name, law in laws.items()}
+    types = [JobType(name, batch) for name in laws]
+    return compile_tables(FittedProfiles(profiles), types, most_workers, 4, choose_servers=True)
+
+
+def digits_trainer(program: str, batch_size: int, epochs: float, rule: str, seed: int, **options: Any) -> Trainer:
+    """A training of scikit-learn's digits in this process. rule: rule of the learning rate. options: of the program."""
+    from rlpto.ray_cluster.messages import JobSpec
+    from rlpto.ray_cluster.worker.training import Trainer
+
+    named = ("job", "digits", "digits", f"rlpto.ray_cluster.programs.digits:{program}", "none")
+    sized = (batch_size, epochs, DIGITS, options)
+    return Trainer(JobSpec(*named, *sized, lr_rule=rule, seed=seed, device="cpu"))  # type: ignore[arg-type]

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from _studies import Part, Plan, Row
-from _systems import DIGITS, digits_trainer, play
+from _studies import DIGITS, Part, Plan, Row, digits_trainer, play
 
 from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job

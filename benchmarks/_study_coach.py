@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import numpy as np
-from _studies import Part, Plan, Row
-from _systems import play, server_tables
+from _studies import Part, Plan, Row, play, server_tables
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.jobs import Job

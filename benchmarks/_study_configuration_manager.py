@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from _studies import Part, Plan, Row
-from _systems import DIGITS, WatchedPolicy, digits_trainer, play, server_tables
+from _studies import DIGITS, Part, Plan, Row, digits_trainer, play, server_tables
 from numpy.typing import ArrayLike
 from scipy.stats import sem, t
 
@@ -65,16 +64,19 @@ class Outcome(NamedTuple):
     back: float
 
 
-class ProgressWatch(WatchedPolicy):
-    """Records the largest fall of a job's progress between two decisions [epochs]."""
+class ProgressWatch:
+    """Decides as another policy does, and records the largest fall of a job's progress between two decisions."""
 
     back = progress = 0.0
+
+    def __init__(self, policy: Policy) -> None:
+        self.name, self.reset, self._policy = policy.name, policy.reset, policy
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Record the progress, and return the policy's decision."""
         now = float(state.jobs.progress[0])
         self.back, self.progress = max(self.back, self.progress - now), now
-        return super().__call__(state)
+        return self._policy(state)
 
 
 def simulated(_: Plan) -> Part:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from _studies import TIME_ONLY, Part, Plan, finished, geometric_mean, shown
+from _studies import TIME_ONLY, Part, Plan, finished, geometric_mean, play, shown
 from _study_planner import PLANNER, SETTINGS, SHARED, TUNED
 from _study_pollux import ONLINE, config_of
-from _systems import play
 
 from rlpto.core.jobs import Job
 from rlpto.core.stopping import StopRule

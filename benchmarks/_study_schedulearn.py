@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _common import CONFIGS
-from _studies import Part, Plan, Row
-from _systems import WatchedPolicy, play
+from _studies import Part, Plan, Row, play
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.jobs import Job
@@ -167,11 +166,11 @@ class TracedDecision(NamedTuple):
     touched: int
 
 
-class DecisionTrace(WatchedPolicy):
+class DecisionTrace:
     """Decides as another policy does, and records the decisions."""
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
+        self.name, self.reset = policy.name, policy.reset
         self._policies = switching(policy)
         self.stands_until = self._policies.stands_until
         self.decisions: list[TracedDecision] = []

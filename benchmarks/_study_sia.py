@@ -8,8 +8,7 @@ from itertools import chain, islice, permutations
 import _common
 import numpy as np
 import pandas as pd
-from _studies import Part, Plan, finished
-from _systems import play
+from _studies import Part, Plan, finished, play
 from speed import decided
 
 from rlpto.core.cluster import ClusterShape, Node

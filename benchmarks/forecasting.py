@@ -73,7 +73,7 @@ class ForecastRun:
 
 
 def main() -> None:
-    parser = _common.parser(__doc__)
+    parser = _common.OneLineParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     torch.set_num_threads(1)

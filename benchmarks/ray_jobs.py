@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import _common
@@ -24,17 +23,6 @@ from rlpto.ray_cluster.nodes.local import LocalCluster
 
 WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
 """Workers are forked by default: starts that share two cores with training would dominate figures."""
-
-
-def main() -> None:
-    parser = _common.parser(__doc__, PARTS)
-    parser.add_argument("--repeats", type=_common.positive, default=3)
-    options = parser.parse_args()
-    os.environ.setdefault(WORKER_PROGRAM, str(_common.ROOT / "tests" / "ray_cluster" / "fork_server.py"))
-    parts = {name: partial(part, options.repeats) for name, part in PARTS.items()}
-    with ray_environment():  # some of it counts only from before the import on
-        checks, facts = _common.run_parts(parts, options.parts)
-    _common.finish(checks, **facts)
 
 
 @contextmanager
@@ -143,4 +131,6 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
 PARTS = {"pause": pause, "recovery": recovery}
 
 if __name__ == "__main__":
-    main()
+    os.environ.setdefault(WORKER_PROGRAM, str(_common.ROOT / "tests" / "ray_cluster" / "fork_server.py"))
+    with ray_environment():  # some of it counts only from before the import on
+        _common.main(__doc__, PARTS, repeats=3)

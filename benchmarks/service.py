@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 import _common
 import _service_virtual
-from _common import Check, Found, progress, resident_mb
+from _common import Check, Found, NoDataError, progress
 
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
@@ -138,7 +137,8 @@ def history() -> Found:
             took = [_time_pages(web, tokens["root"], query) for query in FILTERS]
             for path in ("/history", "/", "/metrics"):
                 answer(connected(web.address), tokens["root"], "GET", path)
-            memory = resident_mb(web.process.pid)
+            status = Path(f"/proc/{web.process.pid}/status").read_text()
+            memory = int(status.partition("VmRSS:")[2].split()[0]) / 1024  # MB
     return [
         Check("slowest page of history, median of its filter", 1000 * max(took), "ms", 20.0, False),
         Check("memory of the web process", memory, "MB", 120.0, False),
@@ -161,6 +161,8 @@ def _time_pages(web: WebProcess, token: str, query: str) -> float:
 @contextmanager
 def signed_in(web: WebProcess, token: str) -> Iterator[Any]:
     """A page of a new browser context of Chromium, signed in. Playwright's browser is closed afterwards."""
+    if CHROMIUM is None:
+        raise NoDataError("no Chromium is installed")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
@@ -298,19 +300,8 @@ def queued() -> Found:
     ], {"submitted to queued, median, slowest [s]": (round(statistics.median(waited), 3), round(max(waited), 3))}
 
 
-PARTS = {"load": load, "history": history, "compiling": compiling, "queued": queued}
-PARTS["predictions"] = _service_virtual.predictions_made
-if CHROMIUM is not None:
-    PARTS |= {"paint": paint, "live": live}
-
-
-def main() -> None:
-    options = _common.parser(__doc__, PARTS).parse_args()
-    checks, facts = _common.run_parts(PARTS, options.parts)
-    if "paint" not in PARTS:
-        print("paint and live skipped: no Chromium is installed", file=sys.stderr)
-    _common.finish(checks, **facts)
-
+PARTS = {"load": load, "history": history, "compiling": compiling, "queued": queued, "paint": paint, "live": live}
+PARTS |= {"predictions": _service_virtual.predictions_made}
 
 if __name__ == "__main__":
-    main()
+    _common.main(__doc__, PARTS)

@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,15 +43,6 @@ from rlpto.simulator.settings import SimulatorSettings
 
 HOUR = 3600.0
 
-
-def main() -> None:
-    arguments = _common.parser(__doc__, PARTS)
-    arguments.add_argument("--repeats", type=_common.positive, default=7)
-    options = arguments.parse_args()
-    checks, facts = _common.run_parts({name: partial(part, options) for name, part in PARTS.items()}, options.parts)
-    _common.finish(checks, **facts)
-
-
 # The simulator ------------------------------------------------------------------------------------------------------
 
 POLLUX_JOBS_PER_SECOND = 12.8
@@ -60,7 +50,7 @@ RUN_LOOPS, PHILLY_LOOPS = 2.5, 400.0
 """Largest number of calibration loops for a run of 160 jobs, and for a run of the whole of Philly."""
 
 
-def simulator(options: Namespace) -> Found:
+def simulator(repeats: int) -> Found:
     """Tiresias on a 160-job workload of the Pollux simulator, which processes 12.8 jobs per CPU-second there.
 
     Counted: building the cluster and the whole run, records included. Not counted: compilation, files, speed tables.
@@ -71,7 +61,7 @@ def simulator(options: Namespace) -> Found:
     cell = Cell("tiresias", experiment.windows()[0], 0)
     jobs = len(experiment.run_cell(cell).jobs.names)
     calls = {"tiresias": partial(experiment.run_cell, cell)}
-    taken = _common.calibrated("simulator", calls, options.repeats)["tiresias"]
+    taken = _common.calibrated("simulator", calls, repeats)["tiresias"]
     rate = jobs / taken.seconds
     return [Check(f"run of {jobs} jobs", taken.loops, "calibration loops", RUN_LOOPS, False)], {
         "jobs per CPU-second": round(rate, 1),
@@ -79,7 +69,7 @@ def simulator(options: Namespace) -> Found:
     }
 
 
-def philly(options: Namespace) -> Found:
+def philly(repeats: int) -> Found:
     """The whole of Philly (64,000 jobs) on 310 nodes x 8 GPUs under FIFO, SRTF and LAS.
 
     Counted: the whole simulation of one policy, jobs already mapped. Not counted: compilation, reading the trace.
@@ -108,7 +98,7 @@ def philly(options: Namespace) -> Found:
 
     calls = {policy: partial(simulate, policy) for policy in ("fifo", "srtf", "las")}
     checks, facts = [], {"trace": trace, "jobs": len(jobs)}
-    for policy, taken in _common.calibrated("philly", calls, (options.repeats + 1) // 2).items():
+    for policy, taken in _common.calibrated("philly", calls, (repeats + 1) // 2).items():
         checks.append(Check(f"{policy}, whole trace", taken.loops, "calibration loops", PHILLY_LOOPS, False))
         jct, decisions = measure(last[policy])["jct_mean"], len(last[policy].decisions.time)
         facts[policy] = f"{taken.seconds:.1f} CPU-s, mean JCT {jct:,.0f} s, {decisions:,} decisions"
@@ -119,7 +109,7 @@ RENTED_TIMES, RENTED_DAYS = 8.0, 3
 """CPU time of a day with rented nodes relative to the same day with owned ones; number of simulated days."""
 
 
-def rented(options: Namespace) -> Found:
+def rented(repeats: int) -> Found:
     """Days of a Microsoft cluster on 200 rented nodes, against the same jobs on 200 owned ones, under FIFO.
 
     Counted: building the cluster and the whole run, with a decision on the nodes each minute. Not counted: compilation.
@@ -137,7 +127,7 @@ def rented(options: Namespace) -> Found:
 
     for policy in kinds:
         play(policy)  # compiles
-    found = _common.calibrated("rented", {policy: partial(play, policy) for policy in kinds}, options.repeats)
+    found = _common.calibrated("rented", {policy: partial(play, policy) for policy in kinds}, repeats)
     checks: list[Check] = []
     facts: dict[str, object] = {"fifo, CPU-s a day": round(found["fifo"].seconds / RENTED_DAYS, 3)}
     for policy in list(kinds)[1:]:
@@ -156,7 +146,7 @@ COUNTED, DECISIONS, BATCH_LOOPS = 100_000, 2000, 4.0
 GAP_S = 315.0
 
 
-def batch(options: Namespace) -> Found:
+def batch(repeats: int) -> Found:
     """Decisions per CPU-second of 64 simulated clusters with about 32 visible jobs each.
 
     Counted as one decision: one cluster's jobs are put in order and shown, its policy decides (a trivial one, compiled
@@ -183,7 +173,7 @@ def batch(options: Namespace) -> Found:
             visible.append(clusters.world.clusters["active"].mean())
 
         calls = {decide_on: partial(decide, clusters, counts, visible)}
-        taken = _common.calibrated("batch", calls, options.repeats)[decide_on]
+        taken = _common.calibrated("batch", calls, repeats)[decide_on]
         per = taken.loops * COUNTED / float(np.median(counts))
         facts[f"visible jobs, {decide_on}"] = f"{np.mean(visible):.1f} on average"
         facts[f"decisions per CPU-second, {decide_on}"] = f"{np.median(counts) / taken.seconds:,.0f}"
@@ -212,7 +202,7 @@ FITS, FIT_LOOPS = 2500, 250.0
 OBSERVED = ("nodes", "gpus", "local", "step_time", "sync_time")
 
 
-def beliefs(_: Namespace) -> Found:
+def beliefs(_: int) -> Found:
     """Time of fits to the observed steps of 30 stored cases of Pollux's simulator; tests compare them with its own."""
     cases = json.loads(_common.real("pollux/pollux-fit-cases.json").read_text(encoding="utf-8"))
     observed = [
@@ -247,7 +237,7 @@ SMALLER = ("pollux", "sia", "gavel")
 `study.py pollux sia` measures two of them."""
 
 
-def large(_: Namespace) -> Found:
+def large(_: int) -> Found:
     """Decisions of every policy at 1,000 nodes x 8 GPUs with 10,000 active jobs (configs/large.yaml), in CPU time.
 
     Counted as one decision: the table of jobs, the queue's order, the policy, checks and trimming, and the placement on
@@ -336,13 +326,13 @@ COMMANDS = {
 }
 
 
-def startup(options: Namespace) -> Found:
+def startup(repeats: int) -> Found:
     """Duration of the command line's import and of printing its help."""
     checks: list[Check] = []
     facts: dict[str, object] = {}
     for name, command in COMMANDS.items():
         # The first of each warms the file cache.
-        pairs = [(started(command), started(STANDARD)) for _ in range(options.repeats + 1)][1:]
+        pairs = [(started(command), started(STANDARD)) for _ in range(repeats + 1)][1:]
         times = statistics.median(own / usual for own, usual in pairs)
         checks.append(Check(name, times, "times a start of Python", TIMES, False))
         facts[f"{name}, seconds"] = round(statistics.median(own for own, _ in pairs), 2)
@@ -355,15 +345,7 @@ def started(command: Sequence[str]) -> float:
     return _common.seconds_of(call, time.perf_counter)
 
 
-PARTS: dict[str, Callable[[Namespace], Found]] = {
-    "simulator": simulator,
-    "philly": philly,
-    "rented": rented,
-    "batch": batch,
-    "beliefs": beliefs,
-    "large": large,
-    "startup": startup,
-}
+PARTS = {part.__name__: part for part in (simulator, philly, rented, batch, beliefs, large, startup)}
 
 if __name__ == "__main__":
-    main()
+    _common.main(__doc__, PARTS, repeats=7)

@@ -1,6 +1,6 @@
 """The studies behind the pages of docs/: runs rows of studies.yaml, and writes the measured parts of the pages.
 
-    python benchmarks/study.py [NAME ...] [--fresh] [--no-page] [--set KEY=VALUE]
+    python benchmarks/study.py [NAME ...] [--fresh] [--set KEY=VALUE]
 
 Measurements are kept in runs/studies/NAME.json until sources or settings change. Cells and trainings are kept too: an
 interrupted call continues from there. Exits 1 if a figure that a page claims is not reached.
@@ -12,9 +12,8 @@ import hashlib
 import importlib
 import json
 import math
-import resource
+import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -24,18 +23,45 @@ from typing import Any
 import _common
 import yaml
 from _common import Check
-from _studies import Plan, Row, Study, load_studies
-from pydantic import ValidationError
+from _studies import Plan, Row
+from pydantic import Field, TypeAdapter, ValidationError
 
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import write_text
 from rlpto.io.markdown import markdown_table
 from rlpto.io.reading import parsing
+from rlpto.io.settings import Settings
+from rlpto.io.settings_text import first_problem
+from rlpto.io.yaml_file import read_yaml
 
 HERE, PAGES = Path(__file__).parent, _common.ROOT / "docs"
+STUDIES = HERE / "studies.yaml"
 CONTEXT = ("folder", "cells", "data", "jobs")
 """Fields of a plan that are not settings of a study."""
+SETTINGS = tuple(key for key in Plan.model_fields if key not in CONTEXT)
 INTERRUPTED = 130
+
+
+class Claim(Settings):
+    """A page's claim about a figure, or about all figures whose names match `figure` (* matches anything)."""
+
+    figure: str
+    unit: str = ""
+    least: float | None = None
+    most: float | None = None
+    missed: bool = False
+
+
+class Study(Settings):
+    """One row of studies.yaml, which explains the keys."""
+
+    tables: dict[str, str] = Field(default_factory=dict)
+    needs: str = ""
+    page: str = ""
+    claims: tuple[Claim, ...] = ()
+    listed: bool = True
+    takes: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 def main() -> None:
@@ -45,30 +71,34 @@ def main() -> None:
     try:
         for name in _common.chosen("study", options.names, tuple(studies)) or studies:
             study = studies[name]
-            with _common.bad_input():
-                plan = plan_of(study, options.set, options.folder, options.jobs)
-                found = measured(name, study, plan, fresh=options.fresh)
-                checks += [check for check, missed in claims_of(study, found) if not missed]
-                text = block(name, study, found)
-                if options.no_page:
-                    print(text)
-                else:
-                    write_block(options.pages / study.page, name, text)
+            plan = plan_of(study, options.set, options.folder, options.jobs)
+            found = measured(name, study, plan, fresh=options.fresh)
+            checks += [check for check, missed in claims_of(study, found) if not missed]
+            write_block(options.pages / study.page, name, block(name, study, found))
+    except RlptoError as error:
+        _common.refuse(f"{error}")
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it was", file=sys.stderr)
         sys.exit(INTERRUPTED)
     _common.finish(checks)
 
 
+def load_studies(path: Path = STUDIES) -> dict[str, Study]:
+    """The studies by name. Raises ConfigError, naming file and line, if one is wrong."""
+    file = read_yaml(path)
+    try:
+        return TypeAdapter(dict[str, Study]).validate_python(file.data)
+    except ValidationError as error:
+        location, said = first_problem(error, None)
+        raise ConfigError(f"{file.place(location)}: {said}") from None
+
+
 def arguments(studies: Mapping[str, Study]) -> Any:
     """The options of a call."""
-    parser = _common.parser(__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(studies)}; without any: all")
+    parser = _common.parser(__doc__, "name", studies)
     parser.add_argument("--fresh", action="store_true", help="measure again what is kept; cells stay")
-    parser.add_argument("--no-page", action="store_true", help="print the measured part, leave docs/ as it is")
-    settings = ", ".join(key for key in Plan.model_fields if key not in CONTEXT)
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help=f"other settings of a study: {settings}"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help=f"settings of a study: {', '.join(SETTINGS)}"
     )
     parser.add_argument("--jobs", "-j", type=_common.positive, default=1, help="processes that run cells side by side")
     parser.add_argument("--folder", type=Path, default=_common.ROOT / "runs" / "studies", help="where work is kept")
@@ -81,12 +111,10 @@ def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) 
 
     Trainings are kept when sources change; cells are not.
     """
-    data = _common.data_folder()
-    cells = folder / f"cells-{sources_digest()[:8]}"
+    data, cells = _common.data_folder(), folder / f"cells-{sources_digest()[:8]}"
     given = {key: yaml.safe_load(text) for key, _, text in (setting.partition("=") for setting in settings)}
-    known = [key for key in Plan.model_fields if key not in CONTEXT]
-    if unknown := [key for key in given if key not in known]:
-        raise ConfigError(f"--set {unknown[0]}: expected one of {', '.join(known)}")
+    if unknown := [key for key in given if key not in SETTINGS]:
+        raise ConfigError(f"--set {unknown[0]}: expected one of {', '.join(SETTINGS)}")
     context = {"folder": folder, "cells": cells, "data": data if data.is_dir() else None, "jobs": jobs}
     try:
         return Plan.model_validate(study.settings | given | context)
@@ -132,25 +160,17 @@ def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, A
     """Results of a study as plain data, with its CPU minutes; read back if sources and settings are unchanged."""
     path, settings = plan.folder / f"{name}.json", plan.model_dump_json(exclude=set(CONTEXT))
     digest = hashlib.sha256(f"{sources_digest()} {settings}".encode()).hexdigest()
-    kept: dict[str, Any]
     if not fresh and path.is_file():
         with parsing(path, "the results of a study: remove it", ConfigError):
-            kept = json.loads(path.read_text(encoding="utf-8"))
+            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if kept["digest"] == digest:
             return kept
     _common.progress(f"measuring {name}")
-    began = cpu_seconds()
-    found = measure(name, study, plan) | {"digest": digest, "cpu_minutes": (cpu_seconds() - began) / 60}
+    began = sum(os.times()[:4])  # of finished child processes too, such as trainings
+    found = measure(name, study, plan) | {"digest": digest, "cpu_minutes": (sum(os.times()[:4]) - began) / 60}
     text = json.dumps(found, default=lambda number: number.item(), indent=1)  # numbers of NumPy
     write_text(path, text, "a measurement")
-    kept = json.loads(text)
-    return kept
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process and of the finished processes that it waited for, such as trainings."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    return dict(json.loads(text))
 
 
 def claims_of(study: Study, found: Mapping[str, Any]) -> list[tuple[Check, bool]]:

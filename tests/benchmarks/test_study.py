@@ -16,7 +16,7 @@ import _studies  # noqa: E402
 import _study_ray_policies as real  # noqa: E402
 import study  # noqa: E402
 
-STUDIES = _studies.load_studies()
+STUDIES = study.load_studies()
 
 
 def page_lines(name: str) -> list[str]:
@@ -74,7 +74,7 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
         return _studies.Part({"jobs": 3.0, "time": 9.0}, [{"windows": plan.windows}])
 
     claims = [{"figure": "jobs", "least": 4, "most": 5}, {"figure": "t*", "unit": "s", "most": 5, "missed": True}]
-    row = _studies.Study.model_validate(
+    row = study.Study.model_validate(
         {"tables": {"Rows of {plan.windows}": "rows"}, "page": "page.md", "claims": claims, "settings": {"windows": 3}}
     )
     monkeypatch.setitem(sys.modules, "_study_some", SimpleNamespace(rows=rows))
@@ -104,9 +104,9 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
 
 def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "studies.yaml"
-    path.write_text(_studies.STUDIES.read_text().replace("  page: results.md", "  pgae: results.md", 1))
+    path.write_text(study.STUDIES.read_text().replace("  page: results.md", "  pgae: results.md", 1))
     with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: agents\.pgae: "):
-        _studies.load_studies(path)
+        study.load_studies(path)
 
 
 def test_ratios_of_mean_jct_over_windows_and_over_jobs() -> None:
