@@ -73,11 +73,6 @@ class QueueSettings(Settings):
         """Seconds after which GPUs are reserved for a job on a cluster of `gpu_types` GPU types; infinity if never."""
         return np.inf if self.reserve_after is None or gpu_types > 1 else self.reserve_after
 
-    @property
-    def aging_bound(self) -> float:
-        """Seconds after which any waiting job counts as high, and after which no later submission passes it."""
-        return self.aging_low + self.aging_normal
-
 
 class Queue:
     """The queue of one run. A job that has aged into a higher class stays there; its record stores this.

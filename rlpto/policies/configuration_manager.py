@@ -41,16 +41,12 @@ class ConfigurationManagerOptions(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
-    """A decided change. time [s], job: job number. before, after: (workers, servers).
-
-    modelled: True if the speed model decided, False if the heuristic did.
-    """
+    """A decided change. time [s], job: job number. before, after: (workers, servers)."""
 
     time: float
     job: int
     before: tuple[int, int]
     after: tuple[int, int]
-    modelled: bool
 
 
 @dataclass
@@ -126,8 +122,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
             if known.asked is not None:
                 gpus[row], servers[row] = known.asked
                 free, slots = free - known.asked[0] + present[0], slots - known.asked[1] + present[1]
-                modelled = known.grid is not None
-                self.events.append(Reconfiguration(state.time, numbers[row], present, known.asked, modelled))
+                self.events.append(Reconfiguration(state.time, numbers[row], present, known.asked))
         return Allocation(gpus, servers=servers if jobs.has_servers else None)
 
     def _seen(self, time: float, jobs: JobTable, row: int, config: tuple[int, int]) -> _ReportedJob:

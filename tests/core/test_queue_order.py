@@ -46,7 +46,7 @@ class TestHeadStarts:
     @given(queues())
     def test_jobs_queue_as_if_submitted_earlier_by_the_head_start_of_their_class(self, case):
         jobs, rule, time = case
-        ahead = (rule.aging_bound, rule.aging_low, 0.0)
+        ahead = (rule.aging_low + rule.aging_normal, rule.aging_low, 0.0)
         wanted = sorted(range(len(jobs)), key=lambda i: (jobs[i].submit_time - ahead[jobs[i].priority], i))
         assert places(jobs, time, rule) == wanted
 
@@ -121,7 +121,7 @@ class TestPolicies:
 def test_no_job_waits_beyond_its_bound_and_the_service_of_those_before_it(classes, seed, capacity, load, aging):
     """What can be proved for jobs of one GPU under FIFO, at any load.
 
-    From `aging_bound` after its submission no job that comes can go before it: it counts as high, or has the head
+    From 3 * `aging` after its submission no job that comes can go before it: it counts as high, or has the head
     start of its class. With n of those before it still waiting then, it starts after n + 1 GPUs have become free, and
     within the longest service time every one of the c GPUs does: it waits at most bound + ceil((n + 1) / c) x longest.
     """
@@ -130,11 +130,11 @@ def test_no_job_waits_beyond_its_bound_and_the_service_of_those_before_it(classe
     record = played(make_cluster(jobs, linear_tables(), [capacity]), "fifo", rule).jobs
     submit, waited = record.submit_time, record.start_time - record.submit_time
     key = submit if classes == "strict" else submit - np.array([3 * aging, 2 * aging, 0.0])[record.priority]
-    for j in np.flatnonzero(waited > rule.aging_bound):
-        before = (key < key[j]) & (record.start_time > submit[j] + rule.aging_bound)
-        assert (submit[before] <= submit[j] + rule.aging_bound).all()
+    for j in np.flatnonzero(waited > 3 * aging):
+        before = (key < key[j]) & (record.start_time > submit[j] + 3 * aging)
+        assert (submit[before] <= submit[j] + 3 * aging).all()
         services = -(-(int(before.sum()) + 1) // capacity)
-        assert waited[j] <= rule.aging_bound + services * record.requested_time.max() + 1e-6
+        assert waited[j] <= 3 * aging + services * record.requested_time.max() + 1e-6
 
 
 HOUR = 3600.0

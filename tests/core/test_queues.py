@@ -41,7 +41,6 @@ class TestAging:
     def test_a_class_is_risen_at_the_bound(self, time, classes):
         state = Queue(self.SETTINGS).order(waiting([0, 1, 2], time))
         assert state.jobs.effective_priority[np.argsort(state.jobs.index)].tolist() == classes
-        assert self.SETTINGS.aging_bound == 80
 
     def test_no_job_is_demoted_again(self):
         """Not by running, nor by waiting again after that."""

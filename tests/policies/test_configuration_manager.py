@@ -52,7 +52,6 @@ def test_it_grows_into_what_others_free_and_by_the_model_in_the_end() -> None:
     record, events = grown([job()], until=600.0)
     assert [event.after for event in events[:-1]] == [(4, 2), (8, 2), (8, 3), (12, 3)]
     assert all(before.after == after.before for before, after in pairwise(events))
-    assert events[-1].modelled
     assert events[-1].after == (16, 4)
     assert 600.0 <= events[0].time <= 600.0 + PERIOD
     assert record.jobs.rescales.tolist() == [len(events)]
