@@ -53,8 +53,8 @@ class ThroughputBelief:
     limits: limits of the batch size. batch: the fixed batch size, or None. most: largest number of GPUs in tables.
     exponent: `ChoiceRule.exponent`. prior: prior of the law. Default: Pollux's fit, which has none. unit: number of
     GPUs that the law counts as one, on one node, for a model that runs on multiples of it only: other models show how
-    it scales from the smallest size on, not from a single GPU. sizes: number of different GPU counts at which steps were
-    observed.
+    it scales from the smallest size on, not from a single GPU. sizes: number of different GPU counts with observed
+    steps.
     """
 
     limits: BatchLimits
