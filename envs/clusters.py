@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, Cluster
+from rlpto.core.cluster import Cluster
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.records import INTERVAL, add_interval
 from rlpto.core.rewards import weigh
@@ -13,7 +13,7 @@ from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import empty_observation, observe
 from rlpto.envs.rendering import Scene
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from rlpto.policies.index import steer
+from rlpto.policies.index import Index
 
 WORLD_PARTS = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free")
 """Arrays of `rlpto.simulator.arrays.World` that change; the others are tables."""
@@ -100,7 +100,7 @@ class OneCluster:
 
     def __init__(self, setup: EnvSetup | ExternalSetup) -> None:
         self._setup = setup
-        self._weights = setup.reward.record()
+        self._weights, self._policy = setup.reward.record(), Index()
         self.observation = empty_observation(1, setup.settings.max_jobs, setup.settings.horizon)
         self.current: IntArray = np.zeros(1, dtype=np.int64)
 
@@ -147,11 +147,9 @@ class OneCluster:
     def _run(self, weights: FloatArray, until: float) -> FloatArray:
         """Decide with weights [STEERING_FEATURES] until `until` (at least once) or the end; returns [1, PARTS]."""
         cluster, total = self.cluster, np.zeros(1, dtype=INTERVAL)
+        self._policy.weights = weights
         while True:
-            state = self.state
-            if cluster.active_jobs:
-                wish = steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, weights[None])
-                self._loop.carry_out(state, Allocation(wish), "agent")
+            self._loop.decide(self._policy, self.state)
             add_interval(total, cluster.advance())
             self.state = self._loop.state()
             if cluster.done or cluster.time >= until:

@@ -1,7 +1,7 @@
 """The scheduler's loop: order the jobs, ask the policy, trim to capacity, carry out, advance time.
 
-This is the only implementation. Simulated runs, environments and real clusters all call `DecisionLoop`.
-`rlpto.envs.compiled_batch` runs the same steps for many clusters at once.
+This is the only implementation. Simulated runs, predictions, environments and real clusters all call
+`DecisionLoop.decide`. `rlpto.planning.compiled_loop` runs the same steps for many clusters at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from rlpto.core.cluster import Allocation, Cluster, ClusterState
 from rlpto.core.gpu_kinds import room_of
-from rlpto.core.policy import Policy, StandingPolicy
+from rlpto.core.policy import Policy
 from rlpto.core.queue_order import UserService
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import INTERVAL, DecisionRecords, JobRecords, NodeRecords, RunRecord
@@ -36,10 +36,14 @@ without progress."""
 
 
 class DecisionLoop:
-    """Decisions on one cluster under one queue. Repeat `state`, `carry_out` and the cluster's `advance` until done.
+    """Decisions on one cluster under one queue. Repeat `decide` and the cluster's `advance` until all jobs are done.
 
     forecaster: adds a forecast to every state. Default: no forecast. With a forecaster no decision remains valid,
     because the next forecast may differ. served: earlier GPU-seconds of each user, if the queue is fair between users.
+    sealed: if true, policies get states that do not lead to the cluster (`rlpto.core.sealed`).
+
+    valid_until: time [s] until which the last decision is valid, unless jobs or nodes come or go. decisions: number of
+    decisions so far.
     """
 
     def __init__(
@@ -48,47 +52,64 @@ class DecisionLoop:
         settings: QueueSettings,
         forecaster: Callable[[ClusterState], ClusterState] | None = None,
         served: Mapping[str, float] | None = None,
+        sealed: bool = False,
     ) -> None:
         self.cluster = cluster
+        self.valid_until, self.decisions = -math.inf, 0
         fair = settings.inside == "fair_users"
         self._users = UserService(cluster, served) if fair else None
         self._queue = Queue(settings, self._users)
         self._forecaster = forecaster
+        self._sealed = SealedStates() if sealed else None
+
+    @property
+    def due(self) -> bool:
+        """Whether a decision is due: there are jobs, and the last decision is no longer valid."""
+        cluster = self.cluster
+        return cluster.active_jobs > 0 and (cluster.changed or cluster.time >= self.valid_until)
 
     def state(self) -> ClusterState:
         """Return the state for the next decision: the jobs in queue order, with the forecast."""
         state = self._queue.order(self.cluster.state())
         return state if self._forecaster is None else self._forecaster(state)
 
+    def decide(self, policy: Policy, state: ClusterState | None = None) -> Allocation | None:
+        """If a decision is due, ask the policy, carry out its allocation, and note until when it is valid.
+
+        state: jobs to decide on; if there are none, the policy is not asked. Default: `state()`. Returns the trimmed
+        allocation, or None if no decision was due. Raises PolicyError if the policy returns no allocation, changes the
+        list of jobs, or says that its decision is valid until NaN.
+        """
+        if not self.due:
+            return None
+        state = self.state() if state is None else state
+        shown = state if self._sealed is None else self._sealed(state)
+        allocation = Allocation(np.zeros(0, dtype=np.int64))
+        if len(state.jobs):
+            index = state.jobs.index.tobytes()  # compared in a tenth of the time that arrays take
+            wish = policy(shown)
+            if state.jobs.index.tobytes() != index:
+                raise PolicyError(f"policy {policy.name} has written into state.jobs.index: expected a copy")
+            allocation = self._queue.admit(state, wish, policy.name)
+            self.cluster.apply(state, allocation)
+        self.decisions, self.valid_until = self.decisions + 1, self.cluster.time
+        stands_until = getattr(policy, "stands_until", None)  # isinstance takes long for a protocol
+        if self._forecaster is None and stands_until is not None:
+            until = stands_until(shown)
+            if math.isnan(until):
+                raise PolicyError(f"policy {policy.name}: stands_until is NaN, expected a time in seconds")
+            self.valid_until = min(until, self._queue.stands_until(state))
+        return allocation
+
+    def invalidate(self) -> None:
+        """Make a decision due, for example because another policy is in force."""
+        self.valid_until = -math.inf
+
     def renumbered(self) -> None:
         """Adapt to a cluster that has removed ended jobs and renumbered the others."""
+        self.invalidate()
         if self._users is not None:
             self._users.renumbered()
-
-    def carry_out(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
-        """Trim the requested allocation of the named policy, carry it out on the cluster, and return it trimmed.
-
-        Raises PolicyError if the policy returned something that is not an allocation.
-        """
-        admitted = self._queue.admit(state, allocation, policy)
-        self.cluster.apply(state, admitted)
-        return admitted
-
-    def stands_until(
-        self, state: ClusterState, policy: StandingPolicy | None, shown: ClusterState | None = None
-    ) -> float:
-        """Time [s] until which the decision just carried out is valid, unless jobs or nodes come or go.
-
-        policy: policy that took the decision; None if it cannot say. shown: the state that the policy saw. Default:
-        `state`. Raises PolicyError for NaN.
-        """
-        if self._forecaster is not None or policy is None:
-            return self.cluster.time
-        until = policy.stands_until(state if shown is None else shown)
-        if math.isnan(until):
-            name = getattr(policy, "name", type(policy).__name__)
-            raise PolicyError(f"policy {name}: stands_until is NaN, expected a time in seconds")
-        return min(until, self._queue.stands_until(state))
 
 
 class NodeControl(Protocol):
@@ -123,8 +144,7 @@ def run(
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
 
     forecaster: adds a forecast to every state, such as a new `rlpto.arrivals.online.StateForecaster`. nodes: decides on
-    rented nodes; required if there are any. sealed: if true, the policy gets states that do not lead to the cluster
-    (`rlpto.core.sealed`).
+    rented nodes; required if there are any. forecaster, sealed: passed to `DecisionLoop`.
 
     Raises PolicyError if the policy returns something that is not an allocation, changes the list of jobs, or lets jobs
     starve.
@@ -132,28 +152,18 @@ def run(
     if nodes is None and cluster.shape.rented_groups:
         raise ConfigError("nodes of the cluster are rented: expected what decides on them, `nodes`")
     started = time.perf_counter()
-    loop = DecisionLoop(cluster, queue_settings, forecaster)
-    standing = policy if isinstance(policy, StandingPolicy) else None
-    shown_of = SealedStates() if sealed else None
+    loop = DecisionLoop(cluster, queue_settings, forecaster, sealed=sealed)
     policy.reset(seed)
     log = DecisionLog()
     progress = ProgressWatch(cluster, policy.name)
-    decide_at = -np.inf
     while not cluster.done:
         if nodes is not None and cluster.time >= nodes.due:
             nodes.decide()
-        if cluster.active_jobs and (cluster.changed or cluster.time >= decide_at):
-            asked = time.perf_counter()
-            state = loop.state()
-            shown = state if shown_of is None else shown_of(state)
-            index = state.jobs.index.tobytes()  # compared in a tenth of the time that arrays take
-            wish = policy(shown)
-            if state.jobs.index.tobytes() != index:
-                raise PolicyError(f"policy {policy.name} has written into state.jobs.index: expected a copy")
-            allocation = loop.carry_out(state, wish, policy.name)
+        asked = time.perf_counter()
+        allocation = loop.decide(policy)
+        if allocation is not None:
             log.decided(cluster, time.perf_counter() - asked, allocation)
-            decide_at = loop.stands_until(state, standing, shown)
-        passed = cluster.advance(decide_at if nodes is None else min(decide_at, nodes.due))
+        passed = cluster.advance(loop.valid_until if nodes is None else min(loop.valid_until, nodes.due))
         log.advanced(passed)
         if nodes is not None:
             nodes.passed(passed)

@@ -221,7 +221,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
         with suppress(Exception):  # a policy that cannot look ahead can still decide, and `cluster status` says why
             predict(snapshot, policy, config.queue, ahead)
             run(SimulatedCluster(shape, jobs, tables, config.simulator), policy, config.queue, config.reward)
-        loop.carry_out(state, policy(state), policy.name)
+        loop.decide(policy)
         Queue(config.queue).stands_until(state)  # sessions call it only for a decision that stays valid for a while
     compile_fits(config.knowledge.fit)
     nodes = {"first": 2, "second": 2}
@@ -345,7 +345,7 @@ def run_session(
         loop.step()
     rented = NodeRecords() if nodes is None else nodes.records()
     return RunRecord(
-        policy=policy.name,
+        policy=policy.plan.name,
         window=cell.window,
         seed=cell.seed,
         capacity=cluster.shape.capacity,

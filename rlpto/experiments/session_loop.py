@@ -88,8 +88,8 @@ class SwitchablePolicy:
     returns the present time [s since 1970]. Default: the session's clock. fallback: name of the policy that takes over
     when another policy fails. Default: a failure ends the session.
 
-    name: the name of `first`. in_force: name of the policy in force; empty before the first decision of a schedule.
-    plan: present and scheduled policies as one policy, for predictions.
+    name: name of the policy in force; empty before the first decision of a schedule. plan: present and scheduled
+    policies as one policy, for predictions.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class SwitchablePolicy:
         self._set_times = isinstance(first, SwitchingPolicy)
         self.latency = 0.0
         last = switch_in_force(database)
-        self.in_force = "" if last is None else last.policy
+        self.name = "" if last is None else last.policy
         if isinstance(first, SwitchingPolicy):
-            self.name, self._asked, self.plan = first.name, first.name, first
+            self._asked, self.plan = first.name, first
             self.policy: Policy = first
             for asked in find(database, Switch, "WHERE by != ? ORDER BY number DESC LIMIT 1", (SCHEDULER,)):
                 self._enter(asked.policy, self._made(asked.policy), asked.in_force - database.wall(0.0))
             return
-        self.name, wanted = first, first if last is None else last.policy
+        wanted = first if last is None else last.policy
         try:
             self._enter(wanted, self._made(wanted), -np.inf)
         except RlptoError as error:
@@ -137,14 +137,18 @@ class SwitchablePolicy:
         if self._set_times:
             present = self.plan.present(state.time)
             name = self._asked if present is self.policy else present.name
-            if name != self.in_force:
-                self._note(name, state.time, SCHEDULER, "its set time" if self.in_force else "the first start")
+            if name != self.name:
+                self._note(name, state.time, SCHEDULER, "its set time" if self.name else "the first start")
         began = time.perf_counter()
-        with naming_line(self.in_force, self.plan):
+        with naming_line(self.name, self.plan):
             allocation = self.plan(state)
         self.latency = time.perf_counter() - began
-        self._deciding(self.in_force, self.latency)
+        self._deciding(self.name, self.latency)
         return allocation
+
+    def stands_until(self, state: ClusterState) -> float:
+        """Time [s] until which the decision on `state` is valid."""
+        return self.plan.stands_until(state)
 
     def obey(self, request: Request, now: float) -> bool:
         """Switch to the requested policy at `now` [s of the session] and return True, or answer the request with the
@@ -152,7 +156,7 @@ class SwitchablePolicy:
         name, wanted = str(request.body.get("policy", "")), request.body.get("number")
         present = switch_in_force(self._database)
         if wanted is not None and (present is None or present.number != wanted):
-            problem = f"the policy was switched before: {self.in_force} is in force"
+            problem = f"the policy was switched before: {self.name} is in force"
             answer(self._database, request.seq, self._time(now), problem)
             return False
         try:
@@ -173,9 +177,9 @@ class SwitchablePolicy:
     def fall_back(self, error: Exception, now: float) -> None:
         """Let the fallback decide from `now` on, since the policy in force has failed. Raises `error` if there is no
         fallback or the fallback itself failed."""
-        if self._fallback in (None, self.in_force):
+        if self._fallback in (None, self.name):
             raise error
-        failed, name = self.in_force, str(self._fallback)
+        failed, name = self.name, str(self._fallback)
         self._enter(name, self._made(name), now)
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         self._note(name, now, SCHEDULER, f"{failed} failed: {said}")
@@ -194,7 +198,7 @@ class SwitchablePolicy:
 
     def _note(self, name: str, now: float, by: str, reason: str, asked: float | None = None) -> None:
         """Record that a policy is in force from `now` on. asked: time of the user's request [s since 1970], if any."""
-        at, self.in_force = self._time(now), name
+        at, self.name = self._time(now), name
         with self._database.transaction():
             switch = add_switch(self._database, name, by, reason, at if asked is None else asked, at)
             body = {"number": switch.number, "policy": name, "before": switch.before, "by": by, "reason": reason}
@@ -229,9 +233,7 @@ class SessionLoop:
         self._nodes = nodes
         self._cluster, self._policy, self._predictor = cluster, policy, predictor
         self._loop = DecisionLoop(cluster, queue, forecaster, served=served)
-        self._watch = ProgressWatch(cluster, policy.in_force or policy.name)
-        self._due, self._decide_at = True, -np.inf
-        self._decisions = 0
+        self._watch = ProgressWatch(cluster, policy.name or policy.plan.name)
         self._seen_ahead = (-1, -np.inf)
 
     def step(self) -> AnyArray:
@@ -243,11 +245,9 @@ class SessionLoop:
                 self._take_over()
         if self._nodes is not None:
             self._nodes.decide()
-        if self._due or cluster.changed or cluster.time >= self._decide_at:
-            self._due = False
-            self._decide()
+        self._decide()
         self._look_ahead()
-        passed = cluster.advance(self._decide_at)
+        passed = cluster.advance(self._loop.valid_until)
         if self._nodes is not None:
             self._nodes.passed(passed)
         self.check_progress(len(passed))
@@ -270,27 +270,22 @@ class SessionLoop:
 
     def _take_over(self) -> None:
         """Decide soon and watch progress from now, because another policy is in force."""
-        self._due, self._watch = True, ProgressWatch(self._cluster, self._policy.in_force)
+        self._loop.invalidate()
+        self._watch = ProgressWatch(self._cluster, self._policy.name)
 
     def _decide(self) -> None:
-        """Take a decision. If the policy fails, the fallback decides."""
-        if not self._cluster.active_jobs:
-            self._decide_at = np.inf
-            return
+        """Decide if a decision is due. If the policy fails, the fallback decides."""
         try:
-            self._decide_at = self.decide()
+            self.decide()
         except StoreError:  # an unreadable database is no fault of the policy
             raise
         except Exception as error:  # a policy may raise anything
             self._fall_back(error)
-            self._decide_at = self.decide()
-        self._decisions += 1
+            self.decide()
 
-    def decide(self) -> float:
-        """Carry out a decision of the policy and return the time [s] until which it is valid."""
-        state = self._loop.state()
-        self._loop.carry_out(state, self._policy(state), self._policy.in_force)
-        return self._loop.stands_until(state, self._policy.plan)
+    def decide(self) -> None:
+        """Ask the policy if a decision is due, and carry its decision out."""
+        self._loop.decide(self._policy)
 
     def _look_ahead(self) -> None:
         """Publish finished predictions; start the next one after a decision or OUTLOOK_KEPT_S."""
@@ -298,11 +293,11 @@ class SessionLoop:
             return
         self._predictor.publish()
         cluster, (decisions, at) = self._cluster, self._seen_ahead
-        stale = decisions != self._decisions or cluster.time >= at + OUTLOOK_KEPT_S
+        stale = decisions != self._loop.decisions or cluster.time >= at + OUTLOOK_KEPT_S
         if stale and cluster.active_jobs and self._predictor.due:
-            self._seen_ahead = self._decisions, cluster.time
+            self._seen_ahead = self._loop.decisions, cluster.time
             state, policy = self._loop.state(), self._policy
-            self._predictor.begin(cluster, cluster.ids, policy.plan, state, policy.in_force, self.futures(state))
+            self._predictor.begin(cluster, cluster.ids, policy.plan, state, policy.name, self.futures(state))
 
     def futures(self, state: ClusterState) -> Callable[[Snapshot], Sampled] | None:  # noqa: ARG002
         """Return a function that samples futures of a snapshot of this state, or None to predict without arrivals."""

@@ -23,7 +23,7 @@ import numpy as np
 from rlpto.core.cluster import Cluster, ClusterState
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, ProgressWatch
-from rlpto.core.policy import Policy, StandingPolicy, frozen
+from rlpto.core.policy import Policy, frozen
 from rlpto.core.queues import QueueSettings
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.planning.snapshot import ScratchCluster, Snapshot, take_snapshot
@@ -83,15 +83,10 @@ def _run_forward(
     ends.
     """
     loop, policy = DecisionLoop(scratch, queue), copy.deepcopy(policy)
-    standing = policy if isinstance(policy, StandingPolicy) else None
-    progress, store = ProgressWatch(scratch, policy.name), scratch.store
-    decide_at, points = -np.inf, 0
+    progress, store, points = ProgressWatch(scratch, policy.name), scratch.store, 0
     while not (scratch.done or points >= most_points or np.isfinite(store.finish_time[:count]).all()):
-        if scratch.active_jobs and (scratch.changed or scratch.time >= decide_at):
-            state = loop.state()
-            loop.carry_out(state, policy(state), policy.name)
-            decide_at = loop.stands_until(state, standing)
-        passed = len(scratch.advance(decide_at))
+        loop.decide(policy)
+        passed = len(scratch.advance(loop.valid_until))
         points += passed
         progress.check(passed)
     return np.stack([store.start_time[:count], store.finish_time[:count]])

@@ -164,13 +164,11 @@ def test_what_is_predicted_comes_true_on_several_kinds() -> None:
     cluster, policy, queue = two_kinds(jobs, delay=20.0), make_policy("equal_share"), QueueSettings()
     loop = DecisionLoop(cluster, queue)
     for _ in range(3):
-        state = loop.state()
-        loop.carry_out(state, policy(state), "equal_share")
+        loop.decide(policy)
         cluster.advance()
     expected = predict(take_snapshot(cluster, loop.state()), policy, queue, SimulatorSettings(interval=60.0))
     while not cluster.done:
-        state = loop.state()
-        loop.carry_out(state, policy(state), "equal_share")
+        loop.decide(policy)
         cluster.advance()
     assert expected.finish == pytest.approx(cluster.store.finish_time[expected.index])
 

@@ -80,9 +80,8 @@ def moments(case: str = REALISTIC) -> Iterator[tuple[SimulatedCluster, ClusterSt
     loop = DecisionLoop(cluster, found.config.queue)
     for _ in range(120):
         if cluster.active_jobs:
-            state = loop.state()
-            loop.carry_out(state, policy(state), policy.name)
-            if (state.jobs.gpus > 0).any():
+            loop.decide(policy)
+            if (loop.state().jobs.gpus > 0).any():
                 yield cluster, loop.state()
         cluster.advance()
 

@@ -55,8 +55,8 @@ def test_every_policy_schedules_real_jobs(tmp_path: Path, request: pytest.Fixtur
         loop = DecisionLoop(cluster, QueueSettings())
 
         def decide(name: str) -> None:
-            state = loop.state()
-            loop.carry_out(state, policies[name](state), name)
+            loop.invalidate()
+            loop.decide(policies[name])
             assert cluster.held_gpus <= cluster.up_gpus
             cluster.advance()
 

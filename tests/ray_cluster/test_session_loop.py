@@ -228,7 +228,7 @@ class TestSwitching:
         assert kept.time[1:].tolist() == [first, second]
         for time, taken in database.rows("SELECT time, policy FROM decisions ORDER BY seq"):
             assert taken == ("fifo" if time < first else "srtf" if time < second else "equal_share")
-        assert policy.name == "fifo>20:equal_share"
+        assert policy.plan.name == "fifo>20:equal_share"
 
     def test_a_policy_that_does_not_exist_changes_nothing_and_is_answered(self, database: SessionDatabase) -> None:
         _, problem = asked(database, 10.0, "no_such")

@@ -192,8 +192,7 @@ def test_finishes_are_predicted_by_what_jobs_believe() -> None:
     queue, policy = QueueSettings(), make_policy("equal_share")
     loop = DecisionLoop(cluster, queue)
     for _ in range(10):
-        state = loop.state()
-        loop.carry_out(state, policy(state), "equal_share")
+        loop.decide(policy)
         cluster.advance()
     snapshot = take_snapshot(cluster, loop.state())
     assert snapshot.columns.epochs[0] == snapshot.columns.epochs[1] == 2 * snapshot.columns.progress[0]

@@ -36,8 +36,7 @@ def run_with(cluster: SimulatedCluster, wanted: Sequence[int], policy: str = "fi
             minute = min(int(cluster.time / 60 + 1e-6), len(wanted) - 1)
             cluster.rent(np.array([wanted[minute]]))
             seen.append((cluster.time, float(cluster.up_gpus), cost))
-        if cluster.active_jobs:
-            loop.carry_out(loop.state(), decides(loop.state()), policy)
+        loop.decide(decides)
         cost += float(cluster.advance()["cost"].sum())
     seen.append((cluster.time, float(cluster.up_gpus), cost))
     return np.array(seen)

@@ -166,12 +166,13 @@ class SchedulerLoop(SessionLoop):
 
     def check_progress(self, points: int) -> None:
         """Fall back if no job makes progress under the policy. A policy that is shown no job is not at fault."""
-        if self._shown and self.policy.in_force != FALLBACK:
+        if self._shown and self.policy.name != FALLBACK:
             super().check_progress(points)
 
-    def decide(self) -> float:
-        """Ask the policy about the eligible jobs, and carry out its decision. Returns the time until which it is valid
-        [s]."""
+    def decide(self) -> None:
+        """Ask the policy about the eligible jobs if a decision is due, and carry its decision out."""
+        if not self._loop.due:
+            return
         policy = self.policy
         whole = self._loop.state()
         if self.volume is not None:
@@ -184,24 +185,21 @@ class SchedulerLoop(SessionLoop):
         state, hidden = eligible(whole, owners, limits, self.source.drained, held)
         self._shown = len(state.jobs)
         given = np.zeros(len(whole.jobs), dtype=np.int64)
-        latency = 0.0
-        if len(state.jobs):
-            allocation, latency = policy(state), policy.latency
-            shown = np.setdiff1d(np.arange(len(given)), list(hidden))
-            given[shown] = self._loop.carry_out(state, allocation, policy.in_force).gpus
-        self.status.queued(queue_rows(whole, ids, given, hidden, policy.in_force))
-        self._record(whole, given, latency, applied=bool(len(state.jobs)))
-        return self._loop.stands_until(state, policy.plan)
+        allocation = self._loop.decide(policy, state)
+        assert allocation is not None
+        given[np.setdiff1d(np.arange(len(given)), list(hidden))] = allocation.gpus
+        self.status.queued(queue_rows(whole, ids, given, hidden, policy.name))
+        self._record(whole, given)
 
     def _present_quotas(self) -> dict[str, int]:
         return {user.name: user.gpus_held for user in all_users(self._store) if user.gpus_held is not None}
 
-    def _record(self, state: ClusterState, given: IntArray, latency: float, applied: bool) -> None:
+    def _record(self, state: ClusterState, given: IntArray) -> None:
         waiting, held = int(np.count_nonzero(given == 0)), int(given.sum())
-        active, name = len(state.jobs), self.policy.in_force
+        active, name, latency = len(state.jobs), self.policy.name, self.policy.latency if self._shown else 0.0
         steering = dict(getattr(self.policy.policy, "steering", {}))
         row = DecisionRow(self._wall(), name, latency, state.capacity, held, active, waiting, steering=steering)
-        self.status.decided(row, self._reward, state.time, applied)
+        self.status.decided(row, self._reward, state.time, applied=self._shown > 0)
         self._reward = np.zeros(len(REWARD_PARTS))
 
     def futures(self, state: ClusterState) -> Callable[[Snapshot], Sampled] | None:
@@ -223,7 +221,7 @@ class SchedulerLoop(SessionLoop):
         if not self.retention.due():
             return
         if self._present_quotas() != self._quotas:
-            self._due = True
+            self._loop.invalidate()
         if self.catalogue.changed():
             self.cluster.take_tables(self.catalogue.tables)
             self.catalogue.write_previews()
@@ -234,4 +232,3 @@ class SchedulerLoop(SessionLoop):
         if lost:
             self.policy.reset()
             self._loop.renumbered()
-            self._due = True

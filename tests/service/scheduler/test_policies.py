@@ -63,7 +63,7 @@ def test_another_policy_is_in_force_at_once_also_when_idle(service: VirtualServi
     assert (now.number, now.policy, now.before, now.by, now.reason) == (2, "elastic_fifo", "fifo", "op", "more")
     service.downtime = 10.0
     service.restart()
-    assert service.loop.policy.in_force == "elastic_fifo", "a restart takes up the policy in force"
+    assert service.loop.policy.name == "elastic_fifo", "a restart takes up the policy in force"
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by a plug-in"), StoreError("locked")])
