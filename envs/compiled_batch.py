@@ -25,7 +25,8 @@ from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import copy_rows, kernel, njit
 from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.compiled_loop import (
+from rlpto.simulator.arrays import World, build_world
+from rlpto.simulator.batch_loop import (
     ALL_KNOWN,
     CompiledBeliefs,
     Loop,
@@ -36,7 +37,6 @@ from rlpto.planning.compiled_loop import (
     look_around,
     look_at_queue,
 )
-from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.cluster import check_jobs_fit
 from rlpto.simulator.failures import schedule_failures
 from rlpto.simulator.kernels import advance, clear_sums, is_over

@@ -8,7 +8,7 @@ from rlpto.core.records import INTERVAL
 from rlpto.envs.compiled_batch import CompiledBatch, begin
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
-from rlpto.planning.compiled_loop import decide_and_run, look_around
+from rlpto.simulator.batch_loop import decide_and_run, look_around
 from rlpto.simulator.kernels import is_over
 from rlpto.simulator.renting import look_at_nodes, rent, work_done
 

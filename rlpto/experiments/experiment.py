@@ -33,7 +33,6 @@ from rlpto.performance.compile import chosen_batch_sizes, compile_tables, load_p
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.planning.compiled_loop import COMPILED_WORK
 from rlpto.planning.planner import Planner
 from rlpto.planning.predictor import prediction_settings
 from rlpto.policies.pollux.policy import Pollux
@@ -44,6 +43,7 @@ from rlpto.policies.switching import SwitchingPolicy
 from rlpto.provisioning.base import Provisioner, needs_forecast
 from rlpto.provisioning.control import RentedNodes, RentingCluster
 from rlpto.provisioning.registry import make_provisioner
+from rlpto.simulator.batch_loop import COMPILED_WORK
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.workloads.listed import listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order

@@ -32,11 +32,11 @@ from rlpto.io.cores import cores
 from rlpto.io.settings import Settings
 from rlpto.knowledge.job_types import EstimatedJobs
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
-from rlpto.planning.compiled_loop import Loop, build_loop, decide_and_run, look_around
 from rlpto.policies.greedy import GrowthSteps
 from rlpto.policies.index import Index, steer
 from rlpto.policies.index_weights import ACCURACY_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
 from rlpto.simulator.arrays import build_world
+from rlpto.simulator.batch_loop import Loop, build_loop, decide_and_run, look_around
 from rlpto.simulator.kernels import is_over, take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 

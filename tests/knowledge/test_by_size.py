@@ -16,8 +16,8 @@ from rlpto.knowledge.by_size import believed_by_size
 from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.planning.compiled_loop import CompiledBeliefs, decide_and_run
 from rlpto.policies.index_weights import IndexWeights
+from rlpto.simulator.batch_loop import CompiledBeliefs, decide_and_run
 from rlpto.simulator.settings import SimulatorSettings
 
 RULES = BeliefRules(shared=True, method="bayes", noise_slope=0.2, unseen_hours=0.25)

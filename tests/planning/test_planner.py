@@ -19,13 +19,13 @@ from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.planner import Planner, PlannerOptions, Start
 from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index import Index
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import SwitchingPolicy
+from rlpto.simulator.batch_loop import Loop
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
