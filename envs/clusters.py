@@ -64,12 +64,12 @@ class SimulatedClusters:
         """The scene of cluster b, for rendering."""
         loop, nodes = self.batch.loop, self._setup.shape.node_gpus
         world, jobs = loop.world, self._setup.workloads[loop.current[b]].jobs
-        view = loop.shown[b, : world.clusters["active"][b]]
+        view = loop.shown.jobs[b, : world.clusters["active"][b]]
         return Scene(
             time=float(world.clusters["time"][b]),
             names=[jobs[index].name for index in view["index"]],
             view=view,
-            speed=loop.speed[b, : len(view)],
+            speed=loop.shown.speed[b, : len(view)],
             places=tuple(world.nodes[b, job["index"], : job["gpus"]] for job in view),
             sizes=nodes,
             offered=nodes * world.machines["up"][b, : len(nodes)],
@@ -86,7 +86,7 @@ class SimulatedClusters:
             **{f"world.{name}": getattr(self.batch.world, name) for name in WORLD_PARTS},
             **{f"observation.{name}": part for name, part in self.observation._asdict().items()},
             "current": self.current,
-            "seen": self.batch.loop.seen,
+            "seen": self.batch.loop.beliefs.seen,
         }
 
 

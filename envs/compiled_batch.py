@@ -24,11 +24,10 @@ from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import copy_rows, kernel, njit
 from rlpto.io.errors import ConfigError
+from rlpto.knowledge.by_size import ALL_KNOWN, CompiledBeliefs
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.batch_loop import (
-    ALL_KNOWN,
-    CompiledBeliefs,
     Loop,
     build_loop,
     carry_out,
@@ -200,7 +199,7 @@ def begin(f: CompiledBatch, b: int, workload: int) -> None:
     copy_rows(w.rentals[b], f.blank.rentals[0])
     copy_rows(w.worked[b], f.blank.worked[0])
     f.loop.current[b] = workload
-    f.loop.seen[b] = 0
+    f.loop.beliefs.seen[b] = 0
     forget(f.loop, b)
     clear_sums(w, b)
     schedule_failures(w, b)
@@ -214,7 +213,7 @@ def observe_one(f: CompiledBatch, b: int, out: Observation) -> None:
     cluster, n = f.loop.world.clusters[b], f.loop.world.clusters[b].active
     row = Observation(out.jobs[b], out.mask[b], out.cluster[b], out.forecast[b])
     interval = f.loop.world.rules[0].interval
-    view, speed = f.loop.shown[b, :n], f.loop.speed[b, :n]
+    view, speed = f.loop.shown.jobs[b, :n], f.loop.shown.speed[b, :n]
     encode(cluster.time, cluster.capacity, f.loop.gpus_per_node, cluster.held, interval, view, speed, row)
     if f.forecast.size:
         at = min(int(cluster.time / f.forecast_step), f.forecast.shape[1] - 1)
@@ -275,7 +274,7 @@ def run_requested(f: CompiledBatch, decisions: int) -> int:
             if is_over(w, b):
                 begin(f, b, f.loop.current[b])
             if cluster.active > 0:
-                carry_out(f.loop, b, f.loop.shown[b, : cluster.active]["requested_gpus"])
+                carry_out(f.loop, b, f.loop.shown.jobs[b, : cluster.active]["requested_gpus"])
                 taken += 1
             clear_sums(w, b)
             advance(w, b)

@@ -22,10 +22,10 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
+from rlpto.knowledge.by_size import CompiledBeliefs
 from rlpto.knowledge.known import TRUTH, Knowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import VECTOR_SIZES
-from rlpto.simulator.batch_loop import CompiledBeliefs
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

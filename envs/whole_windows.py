@@ -19,7 +19,7 @@ from rlpto.envs.observation import empty_observation
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import helper, kernel
 from rlpto.io.cores import cores
-from rlpto.planning.planner import copy_of
+from rlpto.simulator.batch_loop import copy_of
 
 COSTS = [number for number, term in enumerate(TERMS) if term.name in ("time", "shortfall")]
 TIME_LIMIT_FACTOR = 3.0
@@ -151,7 +151,7 @@ class WindowPool:
         self.names = tuple(workload.name for workload in setup.workloads)
         if interval is not None:
             batch.world.rules["interval"] = interval
-        self._batches = [_own_copy(batch) for _ in range(threads or cores())]
+        self._batches = [batch._replace(loop=copy_of(batch.loop)) for _ in range(threads or cores())]
         self._start, self._limit = setup.start[None], float(batch.world.rules["limit"][0])
         self._base, self._ends = np.full((len(self.groups), PARTS), np.nan), np.zeros(len(self.groups))
 
@@ -195,12 +195,6 @@ class WindowPool:
             with ThreadPoolExecutor(len(self._batches), "windows") as pool:
                 list(pool.map(work, self._batches))
         return found, ends
-
-
-def _own_copy(batch: CompiledBatch) -> CompiledBatch:
-    """Copy a batch for another thread."""
-    loop = copy_of(batch.loop)
-    return batch._replace(loop=loop._replace(world=loop.world._replace(rules=loop.world.rules.copy())))
 
 
 def play_window(

@@ -28,6 +28,7 @@ from rlpto.experiments.window_demand import WindowDemand
 from rlpto.experiments.window_traces import WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
+from rlpto.knowledge.by_size import COMPILED_WORK
 from rlpto.knowledge.known import AS_POLLUX, BatchCache, Knowledge
 from rlpto.performance.compile import chosen_batch_sizes, compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
@@ -43,7 +44,6 @@ from rlpto.policies.switching import SwitchingPolicy
 from rlpto.provisioning.base import Provisioner, needs_forecast
 from rlpto.provisioning.control import RentedNodes, RentingCluster
 from rlpto.provisioning.registry import make_provisioner
-from rlpto.simulator.batch_loop import COMPILED_WORK
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.workloads.listed import listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order

@@ -7,13 +7,16 @@ Jobs that run their own fits may have skipped sizes, and observe changing gradie
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.bayes_fit import prior_for
 from rlpto.knowledge.beliefs import ThroughputBelief
 from rlpto.knowledge.job_fits import Statistics
-from rlpto.knowledge.known import BatchCache, BeliefRules
+from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.tables import SpeedTables, packed_groups
@@ -68,3 +71,36 @@ def _speeds(
             seen = Statistics(*gradients, scale).at_base(rules.noise_slope)
         found[level, 1:] = belief.score(*seen, rules.noise_slope).best[spans, np.arange(most)]
     return found
+
+
+class CompiledBeliefs(NamedTuple):
+    """Rules of estimates in a compiled loop.
+
+    guessed, learnt, tail: rule for remaining work that is not declared, in `rlpto.knowledge.remaining.RemainingWork`.
+    by_size: [T, L, K + 1] estimated over true speed by observation level, from `rlpto.knowledge.by_size`. Default:
+    speeds are known. shared: jobs of a type share observations. unseen: remaining seconds that jobs seem to have before
+    any observation, with any number of GPUs; with 0, `by_size` applies.
+    """
+
+    guessed: bool = False
+    learnt: bool = False
+    tail: float = 1.0
+    by_size: FloatArray = np.zeros((0, 0, 0))
+    shared: bool = False
+    unseen: float = 0.0
+
+    @classmethod
+    def of(cls, knowledge: Knowledge, tables: SpeedTables, gpus_per_node: int) -> CompiledBeliefs:
+        """Compile knowledge whose `remaining` is in COMPILED_WORK; noise is given by workload instead."""
+        work = knowledge.remaining != "declared", knowledge.remaining == "learnt", knowledge.tail
+        if knowledge.beliefs is None:
+            return cls(*work)
+        rules = knowledge.rules
+        by_size = believed_by_size(knowledge.beliefs, rules, tables, gpus_per_node)
+        return cls(*work, by_size, rules.shared, 3600.0 * (rules.unseen_hours or 0.0))
+
+
+COMPILED_WORK: tuple[RemainingKnowledge, ...] = ("declared", "learnt", "unknown")
+"""Rules for remaining work that compiled loops support."""
+ALL_KNOWN = CompiledBeliefs()
+"""Rules with exact knowledge."""

@@ -32,11 +32,10 @@ from rlpto.io.cores import cores
 from rlpto.io.settings import Settings
 from rlpto.knowledge.job_types import EstimatedJobs
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
-from rlpto.policies.greedy import GrowthSteps
 from rlpto.policies.index import Index, steer
 from rlpto.policies.index_weights import ACCURACY_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
 from rlpto.simulator.arrays import build_world
-from rlpto.simulator.batch_loop import Loop, build_loop, decide_and_run, look_around
+from rlpto.simulator.batch_loop import Loop, build_loop, copy_of, decide_and_run, look_around
 from rlpto.simulator.kernels import is_over, take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -65,16 +64,6 @@ class Start(NamedTuple):
     active: AnyArray
     machines: AnyArray
     free: AnyArray
-
-
-def copy_of(loop: Loop) -> Loop:
-    """Copy a loop for another thread, without sharing anything that rollouts change."""
-    world = loop.world._replace(
-        **{name: getattr(loop.world, name).copy() for name in (*Start._fields, "sums", "scratch")}
-    )
-    changed = ("current", "shown", "speed", "known", "chain", "ordered_until", "numbers", "given", "left", "sums")
-    steps = GrowthSteps(loop.steps.target.copy(), loop.steps.gain.copy())
-    return loop._replace(world=world, steps=steps, **{name: getattr(loop, name).copy() for name in (*changed, "seen")})
 
 
 class PlannerOptions(Settings):
@@ -260,12 +249,12 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
         copy_rows(w.active[0], start.active[0])
         copy_rows(w.machines[0], start.machines[0])
         copy_rows(w.free[0], start.free[0])
-        loop.ordered_until[0] = -np.inf
+        loop.shown.ordered_until[0] = -np.inf
         total, looked, idle = np.zeros(1, INTERVAL), 0, 0
         look_around(loop, first)
         while not is_over(w, first) and looked < work and idle < MOST_IDLE_DECISIONS:
             for row in range(w.clusters[0].active):
-                looked += loop.shown[0, row].max_gpus
+                looked += loop.shown.jobs[0, row].max_gpus
             decide_and_run(loop, first, candidates[i : i + 1], total)
             idle = idle + 1 if w.clusters[0].held == 0 else 0
         weigh(total, reward, terms)
@@ -284,7 +273,7 @@ def cost_to_go(loop: Loop) -> float:
     n, capacity = loop.world.clusters[0].active, max(loop.world.clusters[0].capacity, 1)
     work, alone = np.zeros(n), np.zeros(n)
     for i in range(n):
-        job, speed = loop.shown[0, i], loop.speed[0, i]
+        job, speed = loop.shown.jobs[0, i], loop.shown.speed[0, i]
         work[i] = job.remaining / speed[job.min_gpus] * job.min_gpus
         fastest = speed[job.min_gpus]
         for k in range(job.min_gpus, min(job.max_gpus, capacity) + 1):

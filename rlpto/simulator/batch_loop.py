@@ -19,9 +19,8 @@ from rlpto.core.records import add_interval
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import helper, kernel, njit
-from rlpto.knowledge.by_size import believed_by_size
-from rlpto.knowledge.known import Knowledge
-from rlpto.knowledge.remaining import LEAST_EPOCHS, RemainingKnowledge, fill_learnt
+from rlpto.knowledge.by_size import ALL_KNOWN, CompiledBeliefs
+from rlpto.knowledge.remaining import LEAST_EPOCHS, fill_learnt
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.greedy import GrowthSteps, walk_hull
 from rlpto.policies.index import steer_by
@@ -36,88 +35,93 @@ UNSEEN, KNOWN_LEVEL = 0, -1
 """Observation levels: no observation, and speeds known exactly."""
 
 
-class CompiledBeliefs(NamedTuple):
-    """Rules of estimates in a compiled loop.
+@by_reference
+class Shown(NamedTuple):
+    """The active jobs of each cluster as policies see them, in queue order.
 
-    guessed, learnt, tail: rule for remaining work that is not declared, in `rlpto.knowledge.remaining.RemainingWork`.
-    by_size: [T, L, K + 1] estimated over true speed by observation level, from `rlpto.knowledge.by_size`. Default:
-    speeds are known. shared: jobs of a type share observations. unseen: remaining seconds that jobs seem to have before
-    any observation, with any number of GPUs; with 0, `by_size` applies.
+    jobs: [B, M] `VIEW`. speed: [B, M, K + 1] speeds since the last `look_around`, and steps: [B, M, K + 1] their
+    `hull_steps`. known: [B, M] `KNOWN`, the cache keys of speed and steps. ordered_until: [B] s until which the order
+    is valid unless a job comes or goes.
     """
 
-    guessed: bool = False
-    learnt: bool = False
-    tail: float = 1.0
-    by_size: FloatArray = np.zeros((0, 0, 0))
-    shared: bool = False
-    unseen: float = 0.0
-
-    @classmethod
-    def of(cls, knowledge: Knowledge, tables: SpeedTables, gpus_per_node: int) -> CompiledBeliefs:
-        """Compile knowledge whose `remaining` is in COMPILED_WORK; noise is given by workload instead."""
-        work = knowledge.remaining != "declared", knowledge.remaining == "learnt", knowledge.tail
-        if knowledge.beliefs is None:
-            return cls(*work)
-        rules = knowledge.rules
-        by_size = believed_by_size(knowledge.beliefs, rules, tables, gpus_per_node)
-        return cls(*work, by_size, rules.shared, 3600.0 * (rules.unseen_hours or 0.0))
+    jobs: AnyArray
+    speed: FloatArray
+    steps: GrowthSteps
+    known: AnyArray
+    ordered_until: FloatArray
 
 
-COMPILED_WORK: tuple[RemainingKnowledge, ...] = ("declared", "learnt", "unknown")
-"""Rules for remaining work that compiled loops support."""
-ALL_KNOWN = CompiledBeliefs()
-"""Rules with exact knowledge."""
+@by_reference
+class Beliefs(NamedTuple):
+    """What policies' estimates follow from.
+
+    packed: [T, K + 1] rows of the speed tables, and rates: [R, P] their rates. fit: [T, K + 1]
+    `SpeedTables.fit_anywhere`, or empty. accuracy_ahead: [T, P]. remaining, speed: columns of the tables, or empty.
+    rules, pooled: rules of estimates, and [T] `SpeedTables.pooled`. seen: [B, T or M] observation level of each job
+    type, or of each job. noise: [W, M, 2 + K + 1] factors on remaining, on speed, and on scaling with 0..K GPUs; or
+    empty.
+    """
+
+    packed: IntArray
+    rates: FloatArray
+    fit: IntArray
+    accuracy_ahead: FloatArray
+    remaining: FloatArray
+    speed: FloatArray
+    rules: CompiledBeliefs
+    pooled: IntArray
+    seen: IntArray
+    noise: FloatArray
+
+
+@by_reference
+class QueueRules(NamedTuple):
+    """Rules of the queue. aging: [2] s, normal and low. strict: whether a higher class comes first.
+
+    reserve_after [s]: infinity reserves nothing. order: [M] 0, 1, ...: jobs are placed on nodes in queue order.
+    """
+
+    aging: FloatArray
+    strict: bool
+    reserve_after: float
+    order: IntArray
+
+
+@by_reference
+class Scratch(NamedTuple):
+    """Working memory for one cluster at a time; [M] each, except chain [K + 1] and sums [M, 4].
+
+    queued, effective: numbers of jobs in queue order, and their effective classes. given: GPUs after admission.
+    changed, gpus: numbers of jobs whose GPUs change, and their new GPUs. chain: vertices in `walk_hull`. guessed, left,
+    sums: numbers of jobs, their estimated remaining work, and sums for it.
+    """
+
+    queued: IntArray
+    effective: IntArray
+    given: IntArray
+    changed: IntArray
+    gpus: IntArray
+    guessed: IntArray
+    chain: IntArray
+    left: FloatArray
+    sums: FloatArray
 
 
 @by_reference
 class Loop(NamedTuple):
-    """B simulated clusters under one queue, W workloads that they can run, M jobs at most in one.
+    """B simulated clusters under one queue, W workloads that they can run, M jobs at most in one, K GPUs at most.
 
-    world: the simulators. current: [B] workload that each cluster runs.
-    shown: [B, M] `VIEW` of its active jobs in queue order, with their speed: [B, M, K + 1] and steps: [B, M, K + 1]
-    `hull_steps` of it, since the last `look_around`. known: [B, M] `KNOWN`, the cache keys of `speed` and `steps`.
-    chain: [K + 1] memory.
-    packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] their rates. accuracy_ahead: [T, P].
-    fit: [T, K + 1] `SpeedTables.fit_anywhere`, or empty.
-    known_remaining, known_speed: columns of the speed tables, or empty.
-    beliefs, pooled: rules of estimates, and [T] `SpeedTables.pooled`. left: [M], sums: [M, 4] memory for them.
-    seen: [B, T or M] observation level of each job type, or of each job.
-    noise: [W, M, 2 + K + 1] factors on remaining, on speed, and on scaling with 0..K GPUs; or empty.
-    aging: [2] s, normal and low. strict: whether a higher class comes first.
-    reserve_after [s]: infinity reserves nothing.
-    ordered_until: [B] s until which the queue order in `shown` is valid unless a job comes or goes.
-    numbers, given: [M] memory of one decision: numbers of jobs, and their GPUs or classes.
-    order: [M] 0, 1, ...: rows are placed in queue order.
-    kinds: GPU types, if there are several; otherwise None, and jobs are placed on any node.
+    world: the simulators. current: [B] workload that each cluster runs. kinds: GPU types, if there are several;
+    otherwise None, and jobs are placed on any node.
     """
 
     world: World
     current: IntArray
-    shown: AnyArray
-    speed: FloatArray
-    steps: GrowthSteps
-    known: AnyArray
-    chain: IntArray
-    packed: IntArray
-    fit: IntArray
-    shown_rates: FloatArray
-    accuracy_ahead: FloatArray
-    known_remaining: FloatArray
-    known_speed: FloatArray
-    beliefs: CompiledBeliefs
-    pooled: IntArray
-    left: FloatArray
-    sums: FloatArray
-    seen: IntArray
-    noise: FloatArray
-    aging: FloatArray
-    strict: bool
-    reserve_after: float
+    shown: Shown
+    beliefs: Beliefs
+    queue: QueueRules
+    scratch: Scratch
     gpus_per_node: int
-    ordered_until: FloatArray
-    numbers: IntArray
-    given: IntArray
-    order: IntArray
     kinds: Kinds | None
 
 
@@ -130,41 +134,40 @@ def build_loop(
     beliefs: CompiledBeliefs = ALL_KNOWN,
     kinds: Kinds | None = None,
 ) -> Loop:
-    """Build the loop of a world. tables: tables that policies see. noise and the others: fields of `Loop`."""
-    count, most = world.jobs.shape
-    packed = tables.packed_rows(gpus_per_node)
-    by_gpus = count, most, packed.shape[1]
+    """Build the loop of a world. tables: tables that policies see. noise, beliefs: noise and rules of `Beliefs`."""
+    (count, most), packed = world.jobs.shape, tables.packed_rows(gpus_per_node)
+    width = packed.shape[1]
+    steps = GrowthSteps(np.zeros((count, most, width), dtype=np.int64), np.zeros((count, most, width)))
     known = np.zeros((count, most), dtype=KNOWN)
     known["job"] = -1
+    shown = tables.fit_anywhere, tables.accuracy_ahead, tables.shown_remaining, tables.shown_speed
+    rates, pooled = np.ascontiguousarray(tables.shown_rates), np.ascontiguousarray(tables.pooled)
+    seen = np.zeros((count, len(tables.own) if beliefs.shared else most), dtype=np.int64)
+    rules = queue.strict, queue.reserved_after(1 if kinds is None else 2), np.arange(most)
+    numbers, chain = np.zeros((6, most), dtype=np.int64), np.zeros(width, dtype=np.int64)
+    jobs, until = np.zeros((count, most), dtype=VIEW), np.full(count, -np.inf)
     return Loop(
         world=world,
         current=np.zeros(count, dtype=np.int64),
-        shown=np.zeros((count, most), dtype=VIEW),
-        speed=np.zeros(by_gpus),
-        steps=GrowthSteps(np.zeros(by_gpus, dtype=np.int64), np.zeros(by_gpus)),
-        known=known,
-        chain=np.zeros(packed.shape[1], dtype=np.int64),
-        packed=packed,
-        fit=tables.fit_anywhere,
-        shown_rates=np.ascontiguousarray(tables.shown_rates),
-        accuracy_ahead=tables.accuracy_ahead,
-        known_remaining=tables.shown_remaining,
-        known_speed=tables.shown_speed,
-        beliefs=beliefs,
-        pooled=np.ascontiguousarray(tables.pooled),
-        left=np.zeros(most),
-        sums=np.zeros((most, 4)),
-        seen=np.zeros((count, len(tables.own) if beliefs.shared else most), dtype=np.int64),
-        noise=noise,
-        aging=np.array([queue.aging_normal, queue.aging_low]),
-        strict=queue.strict,
-        reserve_after=queue.reserved_after(1 if kinds is None else 2),
+        shown=Shown(jobs, np.zeros((count, most, width)), steps, known, until),
+        beliefs=Beliefs(packed, rates, *shown, beliefs, pooled, seen, noise),
+        queue=QueueRules(np.array([queue.aging_normal, queue.aging_low]), *rules),
+        scratch=Scratch._make((*numbers, chain, np.zeros(most), np.zeros((most, 4)))),
         gpus_per_node=gpus_per_node,
-        ordered_until=np.full(count, -np.inf),
-        numbers=np.zeros(most, dtype=np.int64),
-        given=np.zeros(most, dtype=np.int64),
-        order=np.arange(most),
         kinds=kinds,
+    )
+
+
+def copy_of(loop: Loop) -> Loop:
+    """Copy a loop for another thread, without sharing anything that running it changes."""
+    changed = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free", "rules", "scratch")
+    jobs, speed, steps, *others = loop.shown
+    return loop._replace(
+        world=loop.world._replace(**{name: getattr(loop.world, name).copy() for name in changed}),
+        current=loop.current.copy(),
+        shown=Shown(jobs.copy(), speed.copy(), GrowthSteps._make(map(np.copy, steps)), *map(np.copy, others)),
+        beliefs=loop.beliefs._replace(seen=loop.beliefs.seen.copy()),
+        scratch=Scratch._make(map(np.copy, loop.scratch)),
     )
 
 
@@ -175,25 +178,26 @@ def look_around(loop: Loop, b: int) -> None:
     A row keeps speed and steps if it shows the same job in the same epoch as before.
     """
     look_at_queue(loop, b)
-    w, n, noise = loop.world, loop.world.clusters[b].active, loop.noise[loop.current[b]]
-    view, speed, target, gain = loop.shown[b, :n], loop.speed[b, :n], loop.steps.target[b], loop.steps.gain[b]
-    fill_estimates(w.jobs[b], w.types, w.accuracy, loop.accuracy_ahead, loop.known_remaining, noise, view)
-    if loop.beliefs.guessed:
+    w, n, noise = loop.world, loop.world.clusters[b].active, loop.beliefs.noise[loop.current[b]]
+    shown, beliefs, rules = loop.shown, loop.beliefs, loop.beliefs.rules
+    view, speed, target, gain = shown.jobs[b, :n], shown.speed[b, :n], shown.steps.target[b], shown.steps.gain[b]
+    fill_estimates(w.jobs[b], w.types, w.accuracy, beliefs.accuracy_ahead, beliefs.remaining, noise, view)
+    if rules.guessed:
         guess_work(loop, b, view)
-    if loop.beliefs.by_size.size:
+    if rules.by_size.size:
         see_sizes(loop, b, view)
     for row in range(n):
-        job, known = view[row], loop.known[b, row]
+        job, known = view[row], shown.known[b, row]
         level = level_seen(loop, b, job)
         same = known.job == job.index and known.type == job.type_index
         if not same or known.epoch != job.epoch or known.level != level or level == UNSEEN:
             # Nothing reads beyond a job's max_gpus, and every entry is a stride away in memory.
             at = slice(row, row + 1)
-            fill_speed(view[at], loop.shown_rates, loop.packed, loop.known_speed, noise, 0, speed[at])
-            if loop.beliefs.by_size.size:
-                believe_speed(loop.beliefs, job, level, speed[row])
+            fill_speed(view[at], beliefs.rates, beliefs.packed, beliefs.speed, noise, 0, speed[at])
+            if rules.by_size.size:
+                believe_speed(rules, job, level, speed[row])
             known.job, known.type, known.epoch, known.level = job.index, job.type_index, job.epoch, level
-            walk_hull(speed[row], job.min_gpus, job.max_gpus, loop.chain, target[row], gain[row])
+            walk_hull(speed[row], job.min_gpus, job.max_gpus, loop.scratch.chain, target[row], gain[row])
 
 
 @kernel()
@@ -206,21 +210,21 @@ def see_sizes(loop: Loop, b: int, view: AnyArray) -> None:
             while gpus > 0:
                 level += 1
                 gpus >>= 1
-            loop.seen[b, at] = max(loop.seen[b, at], level)
+            loop.beliefs.seen[b, at] = max(loop.beliefs.seen[b, at], level)
 
 
 @kernel()
 def slot(loop: Loop, type_index: int, job: int) -> int:
     """Return the column of `seen` of a job."""
-    return int(loop.pooled[type_index] if loop.beliefs.shared else job)
+    return int(loop.beliefs.pooled[type_index] if loop.beliefs.rules.shared else job)
 
 
 @kernel()
 def level_seen(loop: Loop, b: int, job: Any) -> int:
     """Observation level of a job [VIEW] of cluster b; constant if speeds are known."""
-    if loop.beliefs.by_size.size == 0:
+    if loop.beliefs.rules.by_size.size == 0:
         return KNOWN_LEVEL
-    return int(loop.seen[b, slot(loop, job.type_index, job.index)])
+    return int(loop.beliefs.seen[b, slot(loop, job.type_index, job.index)])
 
 
 @kernel()
@@ -236,20 +240,21 @@ def believe_speed(beliefs: CompiledBeliefs, job: Any, level: int, speed: FloatAr
 @kernel()
 def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
     """Write the estimated remaining work into view [n] of cluster b, like `rlpto.core.job_table.JobTable.records`."""
-    w, noise, left = loop.world, loop.noise[loop.current[b]], loop.left[: len(view)]
+    w, noise, left = loop.world, loop.beliefs.noise[loop.current[b]], loop.scratch.left[: len(view)]
+    guessed = loop.scratch.guessed[: len(view)]
     for row in range(len(view)):
-        loop.numbers[row] = view[row].index
-        left[row] = max(loop.beliefs.tail * view[row].progress, LEAST_EPOCHS)
-    if loop.beliefs.learnt:
-        fill_learnt(w.jobs[b], loop.pooled, loop.numbers[: len(view)], loop.sums, left)
+        guessed[row] = view[row].index
+        left[row] = max(loop.beliefs.rules.tail * view[row].progress, LEAST_EPOCHS)
+    if loop.beliefs.rules.learnt:
+        fill_learnt(w.jobs[b], loop.beliefs.pooled, guessed, loop.scratch.sums, left)
     for row in range(len(view)):
         job, epochs = view[row], w.types[view[row].type_index].epochs
-        if loop.known_remaining.size:  # in the operator's unit, for a whole training
+        if loop.beliefs.remaining.size:  # in the operator's unit, for a whole training
             whole = epochs - job.progress
             job.remaining *= left[row] / whole if whole > 0 else 1.0
         if noise.size:
             left[row] *= noise[job.index, 0]
-        if not loop.known_remaining.size:
+        if not loop.beliefs.remaining.size:
             job.remaining = left[row]
         job.epochs = job.progress + left[row]
         job.final_accuracy = curve_at(w.accuracy, job.type_index, epochs, job.epochs)
@@ -258,9 +263,9 @@ def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
 @kernel()
 def forget(loop: Loop, b: int) -> None:
     """Discard everything cached of cluster b after a change from outside."""
-    loop.ordered_until[b] = -np.inf
-    for row in range(loop.known.shape[1]):
-        loop.known[b, row].job = -1
+    loop.shown.ordered_until[b] = -np.inf
+    for row in range(loop.shown.known.shape[1]):
+        loop.shown.known[b, row].job = -1
 
 
 @kernel()
@@ -270,28 +275,30 @@ def look_at_queue(loop: Loop, b: int) -> None:
     If the order is still valid, these columns are too, because `carry_out` updates each job's GPUs.
     """
     w, cluster = loop.world, loop.world.clusters[b]
-    if not cluster.changed and cluster.time < loop.ordered_until[b]:
+    if not cluster.changed and cluster.time < loop.shown.ordered_until[b]:
         return
-    jobs, active, index, effective = w.jobs[b], w.active[b, : cluster.active], loop.numbers, loop.given
-    order_rows(jobs, active, cluster.time, loop.aging[0], loop.aging[1], loop.strict, index, effective)
+    jobs, active, scratch = w.jobs[b], w.active[b, : cluster.active], loop.scratch
+    index, effective = scratch.queued, scratch.effective
+    strict, normal, low = loop.queue.strict, loop.queue.aging[0], loop.queue.aging[1]
+    order_rows(jobs, active, cluster.time, normal, low, strict, index, effective)
     for i in range(len(active)):
         index[i] = active[index[i]]
-    fill_limits(jobs, index[: len(active)], effective, loop.strict, loop.shown[b])
+    fill_limits(jobs, index[: len(active)], effective, strict, loop.shown.jobs[b])
     # A job that stops from now on waits at least this long before it rises.
-    soonest = cluster.time + min(loop.aging[0], loop.aging[1])
-    loop.ordered_until[b] = min(soonest, next_promotion(jobs, active, loop.aging[0], loop.aging[1]))
+    soonest = cluster.time + min(normal, low)
+    loop.shown.ordered_until[b] = min(soonest, next_promotion(jobs, active, normal, low))
 
 
 @kernel()
 def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
     """Trim requested GPUs [n] of the jobs in view of cluster b, carry out the changes, and update the view."""
     n, changes = len(wishes), 0
-    view, index, given = loop.shown[b, :n], loop.numbers, loop.given
+    view, given, memory = loop.shown.jobs[b, :n], loop.scratch.given[:n], loop.scratch
     cluster, jobs = loop.world.clusters[b], loop.world.jobs[b]
-    admit(view, wishes, cluster.capacity, given[:n], jobs, loop.fit, cluster.time, loop.reserve_after)
+    admit(view, wishes, cluster.capacity, given, jobs, loop.beliefs.fit, cluster.time, loop.queue.reserve_after)
     for i in range(n):
         if given[i] != view[i].gpus:
-            index[changes], given[changes], view[i].gpus = view[i].index, given[i], given[i]
+            memory.changed[changes], memory.gpus[changes], view[i].gpus = view[i].index, given[i], given[i]
             changes += 1
     if changes:
         give(loop.kinds, loop, b, changes)
@@ -299,21 +306,22 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
 
 @helper()
 def give(kinds: Kinds | None, loop: Loop, b: int, changes: int) -> None:
-    """Give `changes` jobs number `loop.numbers` of cluster b `loop.given` GPUs, each job on one GPU type."""
+    """Give the first `changes` jobs of `Scratch.changed` in cluster b their new GPUs, each job on one GPU type."""
     if kinds is None:  # kinds is an argument so that the other branch is not compiled
-        apply_allocation(loop.world, b, loop.numbers[:changes], loop.given[:changes], loop.order)
+        apply_allocation(loop.world, b, loop.scratch.changed[:changes], loop.scratch.gpus[:changes], loop.queue.order)
     else:
         give_on_kinds(kinds, loop, b)
 
 
 @njit()
 def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
-    """Give the active jobs of cluster b the numbers of GPUs in `loop.shown`, on the GPU type that suits each."""
+    """Give the active jobs of cluster b the numbers of GPUs in `loop.shown.jobs`, on the GPU type that suits each."""
     w = loop.world
     n, groups = w.clusters[b].active, kinds.by_type.shape[1]
-    view, offered, index, types = loop.shown[b, :n], w.free[b].copy(), np.empty(n, np.int64), np.empty(n, np.int64)
+    view, offered, index, types = loop.shown.jobs[b, :n], w.free[b].copy(), np.empty(n, np.int64), np.empty(n, np.int64)
     held, on_each = np.zeros((n, len(offered)), dtype=np.int64), np.zeros((n, groups), dtype=np.int64)
-    speed, shown = np.zeros((groups, n, loop.speed.shape[2])), view.copy()
+    speed, shown = np.zeros((groups, n, loop.shown.speed.shape[2])), view.copy()
+    beliefs, noise = loop.beliefs, loop.beliefs.noise[loop.current[b]]
     for row in range(n):
         job = w.jobs[b, view[row].index]
         index[row], types[row], on_each[row] = view[row].index, job.type_index, kinds.by_type[job.believed_type]
@@ -324,17 +332,9 @@ def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
             for g in range(groups):
                 at, level = slice(row, row + 1), level_seen(loop, b, view[row])
                 shown[row].type_index = on_each[row, g]
-                fill_speed(
-                    shown[at],
-                    loop.shown_rates,
-                    loop.packed,
-                    loop.known_speed,
-                    loop.noise[loop.current[b]],
-                    0,
-                    speed[g, at],
-                )
-                if loop.beliefs.by_size.size:
-                    believe_speed(loop.beliefs, shown[row], level, speed[g, row])
+                fill_speed(shown[at], beliefs.rates, beliefs.packed, beliefs.speed, noise, 0, speed[g, at])
+                if beliefs.rules.by_size.size:
+                    believe_speed(beliefs.rules, shown[row], level, speed[g, row])
     wishes = view["gpus"].copy()
     placement = choose_kinds(view, wishes, held, offered, kinds.of_node, speed, on_each, kinds.fit)
     for row in range(n):
@@ -354,8 +354,8 @@ def decide_and_run(loop: Loop, b: int, weights: FloatArray, total: AnyArray) -> 
     """
     w = loop.world
     cluster, n = w.clusters[b], w.clusters[b].active
-    steps = GrowthSteps(loop.steps.target[b, :n], loop.steps.gain[b, :n])
-    view, speed = loop.shown[b, :n], loop.speed[b, :n]
+    steps = GrowthSteps(loop.shown.steps.target[b, :n], loop.shown.steps.gain[b, :n])
+    view, speed = loop.shown.jobs[b, :n], loop.shown.speed[b, :n]
     carry_out(loop, b, steer_by(cluster.time, cluster.capacity, view, speed, steps, weights))
     advance(w, b)
     add_interval(total, w.sums[b : b + 1])

@@ -12,12 +12,12 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.records import INTERVAL
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.compiled_batch import CompiledBatch, Workload, begin, build_batch
-from rlpto.knowledge.by_size import believed_by_size
+from rlpto.knowledge.by_size import CompiledBeliefs, believed_by_size
 from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.index_weights import IndexWeights
-from rlpto.simulator.batch_loop import CompiledBeliefs, decide_and_run
+from rlpto.simulator.batch_loop import decide_and_run
 from rlpto.simulator.settings import SimulatorSettings
 
 RULES = BeliefRules(shared=True, method="bayes", noise_slope=0.2, unseen_hours=0.25)
@@ -61,15 +61,15 @@ def test_jobs_look_short_until_they_or_where_fits_are_shared_one_like_them_have_
     found = batch(shared)
     begin(found, 0, 0)
     loop, weights = found.loop, IndexWeights().vector()[None]
-    first = loop.shown[0, 0]["remaining"] / loop.speed[0, 0, 1:]
+    first = loop.shown.jobs[0, 0]["remaining"] / loop.shown.speed[0, 0, 1:]
     np.testing.assert_allclose(first, 900.0)
     while loop.world.clusters[0]["arrived"] < 2:
         decide_and_run(loop, 0, weights, np.zeros(1, INTERVAL))
     assert loop.world.clusters[0]["active"] == 2
-    rows = {int(row["index"]): at for at, row in enumerate(loop.shown[0, :2])}
-    seconds = loop.shown[0, rows[1]]["remaining"] / loop.speed[0, rows[1], 1:]
+    rows = {int(row["index"]): at for at, row in enumerate(loop.shown.jobs[0, :2])}
+    seconds = loop.shown.jobs[0, rows[1]]["remaining"] / loop.shown.speed[0, rows[1], 1:]
     assert np.allclose(seconds, 900.0) is not shared
-    known = loop.shown[0, rows[0]]["remaining"] / loop.speed[0, rows[0], 1:]
+    known = loop.shown.jobs[0, rows[0]]["remaining"] / loop.shown.speed[0, rows[0], 1:]
     assert known[0] > 900.0
     begin(found, 0, 0)
-    np.testing.assert_allclose(loop.shown[0, 0]["remaining"] / loop.speed[0, 0, 1:], 900.0)
+    np.testing.assert_allclose(loop.shown.jobs[0, 0]["remaining"] / loop.shown.speed[0, 0, 1:], 900.0)
