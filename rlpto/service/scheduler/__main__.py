@@ -29,7 +29,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
 from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
-from rlpto.service.scheduler.loop import SchedulerLoop
+from rlpto.service.scheduler.loop import SchedulerLoop, make_scheduler
 from rlpto.service.scheduler.policy_catalogue import FALLBACK, PolicyWarmup, catalogue_of
 from rlpto.service.scheduler.session import Environment
 from rlpto.service.settings import STATE_FILE, ServiceSettings, WebSettings, load_service
@@ -114,8 +114,9 @@ def serve(settings: ServiceSettings) -> None:
             make=lambda spec: experiment.policy(spec, real=True),
             checks=ProgramChecks(_import_problem, stack.enter_context(ThreadPoolExecutor(1, "checks"))),
             ready=warmup,
+            stopping=lambda: stop.asked,
         )
-        _serve(SchedulerLoop(settings, config, database, environment), stop)
+        _serve(make_scheduler(settings, config, database, environment), stop)
     if local and not stop.keep:
         from rlpto.ray_cluster.nodes.persistent_cluster import stop_cluster
 
@@ -125,7 +126,6 @@ def serve(settings: ServiceSettings) -> None:
 def _serve(loop: SchedulerLoop, stop: StopRequest) -> None:
     """Serve until a signal, and leave the session in order. Errors, which a restart may cure, raise SystemExit with
     another code than for wrong settings."""
-    loop.source.stopping = lambda: stop.asked
     try:
         while not stop.asked:
             loop.step()

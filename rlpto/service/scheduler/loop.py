@@ -8,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from rlpto.arrivals.sampled import as_believed
+from rlpto.arrivals.volume import VolumeForecast
 from rlpto.core.cluster import ClusterState
+from rlpto.core.jobs import Job
+from rlpto.core.policy import Policy
 from rlpto.core.rewards import REWARD_PARTS, reward_terms
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.nodes_on_ray import nodes_of_service
 from rlpto.experiments.session_loop import SessionLoop, SwitchablePolicy, session_predictor, session_rules
 from rlpto.io.arrays import AnyArray, IntArray
-from rlpto.planning.predictor import Sampled
+from rlpto.planning.predictor import Predictor, Sampled
 from rlpto.planning.snapshot import Snapshot
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
@@ -45,86 +48,31 @@ MOST_TABLE_EPOCHS = 200
 
 
 class SchedulerLoop(SessionLoop):
-    """The scheduler of a service. It continues where the last one left, enforces quotas, writes the status shown to
-    users, and forgets ended jobs.
-
-    config: the experiment, with the cluster's actual nodes. Raises ClusterError if no node has GPUs.
-    """
+    """The scheduler of a service, from `make_scheduler`. It enforces quotas, writes the status shown to users, and
+    forgets ended jobs."""
 
     def __init__(
-        self, settings: ServiceSettings, config: Config, database: SessionDatabase, environment: Environment
+        self,
+        settings: ServiceSettings,
+        config: Config,
+        environment: Environment,
+        cluster: RayCluster,
+        policy: SwitchablePolicy,
+        source: JobQueueSource,
+        catalogue: Catalogue,
+        status: StatusWriter,
+        volume: VolumeForecast | None,
+        predictor: Predictor | None,
     ) -> None:
-        # Without an end, and with decisions at events too: no job waits while GPUs are free.
-        times = config.simulator.model_copy(update={"decide_on": "events", "max_hours": None})
-        config = config.model_copy(update={"simulator": times})
-        self._store, self._wall, self._drain = database, environment.wall, environment.backend.drain
+        self._store, self._wall, self._drain = cluster.database, environment.wall, environment.backend.drain
         self._weights, self._gpus_held = config.reward, settings.quotas.gpus_held
-        shape, now, timer = known_shape(config, database), environment.wall(), environment.timer
-        session, folder = session_name(settings.folder, SESSION), settings.folder / "jobs"
-        self.catalogue = Catalogue(database, config, shape, session, folder, environment.checks)
-        self.catalogue.write_previews()
-        clock = environment.clock(database.number("began"))
-        jobs, specs = known_jobs(database, self.catalogue, now)
-        latest = max((job.submit_time for job in jobs), default=0.0)
-        given = (spec.id for spec in specs)
-        self.source = JobQueueSource(database, self.catalogue, given, environment.wall, clock, latest)
-        self.status = StatusWriter(database, environment.wall, timer, settings.scheduler.address or "local")
-        ahead = None
-        if environment.look_ahead:
-            every, executor = settings.scheduler.predict_every, environment.executor
-            ahead = session_predictor(config, database, every=every, executor=executor, timer=timer)
-        self.cluster = RayCluster(
-            environment.backend,
-            jobs,
-            specs,
-            self.catalogue.tables,
-            database,
-            session_rules(config, lambda *_: clock),
-            (self.status, *([] if ahead is None else [lambda _: ahead.publish()])),
-            knowledge=PolicyKnowledge(
-                None,
-                OnlineEstimates(
-                    jobs,
-                    specs,
-                    self.catalogue.programs,
-                    self.catalogue.tables,
-                    shape.kind_sizes,
-                    method=config.knowledge.fit,
-                    pooled=True,
-                    most_epochs=MOST_TABLE_EPOCHS,
-                ),
-                config.knowledge.remaining,
-                config.knowledge.tail,
-                config.knowledge.unseen_hours,
-            ),
-            source=self.source,
-            reported=CurveWriter(),
-        )
-        known = catalogue_of(settings.scheduler.policies)
-        put_all(database, PolicyEntry, [entry for _, entry in known.values()])
-        self.policy = SwitchablePolicy(
-            database,
-            lambda name: environment.make(spec_of(known, name)),
-            settings.scheduler.policy,
-            self.cluster.deciding,
-            wall=environment.wall,
-            seed=config.seed,
-            fallback=FALLBACK,
-        )
-
-        def can_switch(request: Request) -> bool:
-            name = str(request.body.get("policy", ""))
-            return name not in known or environment.ready(known[name][0])
-
-        self.source.can_switch = can_switch
-        self.volume = volume = volume_forecast(config, self.catalogue, shape, database, clock, now)
-        if volume is not None:
-            self.source.heard = lambda some: volume.arrived(some, self.catalogue.tables, shape.gpus_per_node)
-        self.retention = Retention(database, settings.folder, settings.retention, timer=timer)
-        had = gpu_time_had(database, now)
-        nodes = nodes_of_service(Experiment(config), self.cluster)
-        super().__init__(self.cluster, self.policy, config.queue, ahead, served=had, nodes=nodes)
-        self._reward = decision_records(database, config.reward, newest=1).reward.sum(axis=0)  # not shown yet
+        self.cluster, self.policy, self.source = cluster, policy, source
+        self.catalogue, self.status, self.volume = catalogue, status, volume
+        self.retention = Retention(self._store, settings.folder, settings.retention, timer=environment.timer)
+        served = gpu_time_had(self._store, environment.wall())
+        nodes = nodes_of_service(Experiment(config), cluster)
+        super().__init__(cluster, policy, config.queue, predictor, served=served, nodes=nodes)
+        self._reward = decision_records(self._store, config.reward, newest=1).reward.sum(axis=0)  # not shown yet
         self._shown, self._quotas = 0, dict[str, int]()
 
     def close(self, keep: bool) -> None:
@@ -232,3 +180,56 @@ class SchedulerLoop(SessionLoop):
         if lost:
             self.policy.reset()
             self._loop.renumbered()
+
+
+def make_scheduler(
+    settings: ServiceSettings, config: Config, database: SessionDatabase, environment: Environment
+) -> SchedulerLoop:
+    """Build the scheduler of a service, which continues where the last one left.
+
+    config: the experiment, with the cluster's actual nodes. Raises ClusterError if no node has GPUs.
+    """
+    # Without an end, and with decisions at events too: no job waits while GPUs are free.
+    times = config.simulator.model_copy(update={"decide_on": "events", "max_hours": None})
+    config = config.model_copy(update={"simulator": times})
+    shape, wall, now = known_shape(config, database), environment.wall, environment.wall()
+    session, folder = session_name(settings.folder, SESSION), settings.folder / "jobs"
+    catalogue = Catalogue(database, config, shape, session, folder, environment.checks)
+    catalogue.write_previews()
+    clock = environment.clock(database.number("began"))
+    jobs, specs = known_jobs(database, catalogue, now)
+    volume = volume_forecast(config, catalogue, shape, database, clock, now)
+    known = catalogue_of(settings.scheduler.policies)
+    put_all(database, PolicyEntry, [entry for _, entry in known.values()])
+
+    def make(name: str) -> Policy:
+        return environment.make(spec_of(known, name))
+
+    def can_switch(name: str) -> bool:
+        return name not in known or environment.ready(known[name][0])
+
+    def arrived(some: list[Job]) -> None:
+        if volume is not None:
+            volume.arrived(some, catalogue.tables, shape.gpus_per_node)
+
+    latest = max((job.submit_time for job in jobs), default=0.0)
+    given = (spec.id for spec in specs)
+    source = JobQueueSource(database, catalogue, given, environment, clock, latest, arrived, can_switch)
+    status = StatusWriter(database, wall, environment.timer, settings.scheduler.address or "local")
+    ahead = None
+    if environment.look_ahead:
+        every, executor = settings.scheduler.predict_every, environment.executor
+        ahead = session_predictor(config, database, every=every, executor=executor, timer=environment.timer)
+    tables, rules, kinds = catalogue.tables, config.knowledge, shape.kind_sizes
+    estimates = OnlineEstimates(
+        jobs, specs, catalogue.programs, tables, kinds, method=rules.fit, pooled=True, most_epochs=MOST_TABLE_EPOCHS
+    )
+    knowledge = PolicyKnowledge(None, estimates, rules.remaining, rules.tail, rules.unseen_hours)
+    timing, curves = session_rules(config, lambda *_: clock), CurveWriter()
+    observers: list[Callable[[RayCluster], None]] = [status, *([] if ahead is None else [lambda _: ahead.publish()])]
+    cluster = RayCluster(
+        environment.backend, jobs, specs, tables, database, timing, observers, knowledge, source, curves
+    )
+    first, seed = settings.scheduler.policy, config.seed
+    policy = SwitchablePolicy(database, make, first, cluster.deciding, wall=wall, seed=seed, fallback=FALLBACK)
+    return SchedulerLoop(settings, config, environment, cluster, policy, source, catalogue, status, volume, ahead)

@@ -39,7 +39,7 @@ class Environment:
     wall: present time [s]. clock: makes the session's clock from the time of its second 0, or from None if it begins
     now. make: makes a policy from its spec. checks: checks of programs. look_ahead: whether starts and finishes are
     predicted. executor: runs the predictions. Default: a process of its own. timer: clock for intervals [s]. ready:
-    whether a policy, given by its spec, can decide without a wait.
+    whether a policy, given by its spec, can decide without a wait. stopping: whether the scheduler is asked to stop.
     """
 
     backend: Backend
@@ -51,6 +51,7 @@ class Environment:
     executor: Executor | None = None
     timer: Callable[[], float] = time.monotonic
     ready: Callable[[str], bool] = lambda _: True
+    stopping: Callable[[], bool] = lambda: False
 
 
 def known_shape(config: Config, database: SessionDatabase) -> ClusterShape:

@@ -10,6 +10,7 @@ from rlpto.io.errors import JobError, RlptoError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.session_rules import Clock, DecideNow, Order, Reclass, Withdraw
 from rlpto.service.scheduler.catalogue import Catalogue
+from rlpto.service.scheduler.session import Environment
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, State, change_job, get_job, jobs_to_take_in, out_of_time
@@ -23,11 +24,11 @@ MOST_AT_ONCE = 1000
 class JobQueueSource:
     """Source of users' submissions and requests in the database.
 
-    given: ids of jobs that the cluster has already. wall: present time [s]. clock: clock of the cluster.
+    given: ids of jobs that the cluster has already. clock: clock of the cluster. since: submit time of its last job.
+    arrived: called with jobs handed to the cluster. can_switch: whether the policy of a name is ready to decide.
 
     switches, leaving: unanswered requests to switch policies, and to drain nodes. drained: whether jobs are kept from
-    starting. closed: whether nothing more is taken from the database. stopping: whether the cluster should return at
-    once. heard: called with jobs handed to the cluster. can_switch: whether a requested policy is ready to decide.
+    starting. closed: whether nothing more is taken from the database.
     """
 
     def __init__(
@@ -35,19 +36,19 @@ class JobQueueSource:
         store: Store,
         catalogue: Catalogue,
         given: Iterable[str],
-        wall: Callable[[], float],
+        environment: Environment,
         clock: Clock,
-        since: float = 0.0,
+        since: float,
+        arrived: Callable[[list[Job]], None],
+        can_switch: Callable[[str], bool],
     ) -> None:
         self._store, self._catalogue = store, catalogue
-        self._given, self._wall, self._clock = set(given), wall, clock
+        self._given, self._wall, self._clock = set(given), environment.wall, clock
+        self._stopping, self._arrived, self._can_switch = environment.stopping, arrived, can_switch
         self._latest = since
         self._ordered: set[int] = set()
         self.switches: deque[Request] = deque()
         self.leaving: deque[Request] = deque()
-        self.stopping: Callable[[], bool] = lambda: False
-        self.heard: Callable[[list[Job]], None] = lambda _: None
-        self.can_switch: Callable[[Request], bool] = lambda _: True
         self.closed = False
         self.drained = is_drained(store)
 
@@ -79,7 +80,7 @@ class JobQueueSource:
             else:
                 self._latest = submitted
                 self._given.add(row.id)
-        self.heard([job for job, _ in jobs])
+        self._arrived([job for job, _ in jobs])
         return jobs
 
     def _unmet(self, row: JobRow) -> str:
@@ -105,12 +106,12 @@ class JobQueueSource:
         # By the session's clock, which starts are recorded by; the machine's clock may have been changed since.
         for job in out_of_time(self._store, self._clock.began + self._clock.now()):
             ask(self._store, "cancel", "its time limit", self._wall(), job)
-        found: list[Order] = [DecideNow()] if self.stopping() else []
+        found: list[Order] = [DecideNow()] if self._stopping() else []
         waits, requests = False, open_requests(self._store)
         self._ordered.intersection_update(request.seq for request in requests)
         for request in requests:
             if request.kind == "policy":  # switches are handled in order, each once its policy is ready
-                waits = waits or not self.can_switch(request)
+                waits = waits or not self._can_switch(str(request.body.get("policy", "")))
                 if waits:
                     continue
             if request.seq not in self._ordered:

@@ -16,7 +16,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import Command, JobReport
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import ProgramChecks
-from rlpto.service.scheduler.loop import SchedulerLoop
+from rlpto.service.scheduler.loop import make_scheduler
 from rlpto.service.scheduler.session import Environment
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
@@ -196,7 +196,7 @@ class VirtualService:
             timer=lambda: self.world.wall,
             ready=self._ready,
         )
-        self.loop = SchedulerLoop(self.settings, self.setup, self.database, environment)
+        self.loop = make_scheduler(self.settings, self.setup, self.database, environment)
         self.loop.cluster.poll = self._poll
 
     def restart(self) -> None:
