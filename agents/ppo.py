@@ -164,6 +164,7 @@ class TimedPPO(PPO):
             batch_size=min(ppo.batch_size, ppo.rollout * env.num_envs),
             n_epochs=ppo.epochs,
             gamma=0.5 ** (interval / (ppo.half_life * HOUR)),  # of the state that a cut episode ends in
+            clip_range=ppo.clip,
             rollout_buffer_class=TimedRolloutBuffer,
             rollout_buffer_kwargs={
                 "elapsed": env.batch.elapsed,

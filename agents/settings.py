@@ -38,6 +38,8 @@ class PpoSettings(Settings):
     """Hours after which a reward counts half. Discounting is per unit of time, whatever the time between decisions."""
     trace_half_life: float = Field(6.0, ge=0.001, le=10**6)
     """Hours after which a TD error counts half for an action (the lambda of GAE, per unit of time)."""
+    clip: float = Field(0.2, gt=0)
+    """Clip range of the probability ratio."""
 
 
 class WindowSettings(Settings):
@@ -57,6 +59,10 @@ class WindowSettings(Settings):
     """Standard deviation of perturbations of the network's parameters. With 0, there is no network."""
     learning_rate: float | None = Field(None, gt=0, le=10)
     """Step size of Adam, in standard deviations of perturbations. Default (null): 0.02 for ppo, 0.1 for evolution."""
+    epochs: int = Field(5, ge=1, le=1000)
+    """ppo: number of steps on the same perturbations."""
+    clip: float = Field(0.2, gt=0, lt=1)
+    """ppo: clip range of the probability ratio of each parameter."""
     most_jobs: int = Field(300, ge=1)
     """Windows with more jobs are not used for training if the same load has smaller ones: a few crowded windows would
     take most of the time."""
@@ -106,3 +112,5 @@ class AgentSettings(Settings):
     """Validation windows at each load, at most."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the network. auto: a GPU if there is one, else the CPU."""
+    threads: int = Field(1, ge=1, le=1024)
+    """CPU threads of torch."""

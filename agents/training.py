@@ -52,7 +52,7 @@ def train(
     Raises TrainingError if there is no such device, or if numbers are no longer finite (the last checkpoint is then
     from before), CheckpointError if there is nothing to resume or it belongs to another training.
     """
-    torch.set_num_threads(1)  # the network is so small that several would only wait for each other
+    torch.set_num_threads(settings.threads)
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise TrainingError("agent.device: torch finds no CUDA device here, expected auto or cpu")
     kind = NodesTraining if isinstance(setup, NodesSetup) else Training

@@ -24,7 +24,7 @@ from numpy.random import Generator
 
 from rlpto.agents.archive import STEERING, STEERING_START, Archive, state_of, write_archive
 from rlpto.agents.checkpoint import Identity, read_checkpoint
-from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.agents.settings import BEST, LAST, AgentSettings, WindowSettings
 from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
 from rlpto.agents.validation import Validation, validate_steering
 from rlpto.core.rewards import RewardWeights
@@ -44,10 +44,6 @@ from rlpto.policies.index_weights import (
 
 WEIGHTS = "agent.yaml"
 """File of a run with the best steering vector, for `index:weights=` and `planner:base=`."""
-PPO_STEPS = 5
-"""Steps of ppo on the same perturbations."""
-PPO_CLIP = 0.2
-"""Clip range of each parameter's probability ratio, as usual for PPO. It is rarely reached (docs/agent.md)."""
 SMALLEST = 0.3
 """Smallest magnitude of a weight in the standard deviation of its perturbations."""
 SMALLEST_ACCURACY = 2.5
@@ -115,7 +111,7 @@ def evolve(learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str,
     return {}
 
 
-def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str, float]:
+def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray, settings: WindowSettings) -> dict[str, float]:
     """Move the mean in several steps on the same perturbations; probability ratios outside the clip range are ignored.
 
     Arguments and result are the same as for `evolve`."""
@@ -123,10 +119,10 @@ def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray) -> dic
     advantage = torch.as_tensor((0.5 - ranks) * np.sqrt(12.0))[:, None]
     draws, old = torch.as_tensor(drawn), learner.mean.clone()
     clipped = 0.0
-    for _ in range(PPO_STEPS):
+    for _ in range(settings.epochs):
         away = draws - learner.mean
         ratio = (0.5 * ((draws - old) ** 2 - away**2)).exp()
-        learns = torch.where(advantage > 0, ratio < 1.0 + PPO_CLIP, ratio > 1.0 - PPO_CLIP)
+        learns = torch.where(advantage > 0, ratio < 1.0 + settings.clip, ratio > 1.0 - settings.clip)
         learner.step(-(advantage * ratio * away * learns).mean(dim=0))
         clipped = 1.0 - float(learns.double().mean())
     return {"clip_fraction": clipped}
@@ -234,8 +230,10 @@ class WindowTraining(TrainingLoop):
         drawn, windows = learner.draw(self._rng, pairs), self.windows(pairs)
         both, began = np.concatenate([windows, windows]), time.perf_counter()
         losses, above = self._pool.compare(self._space.vectors(drawn), both)
-        learn = evolve if settings.trainer == "evolution" else learn_by_ppo
-        figures = learn(learner, drawn, losses)
+        if settings.trainer == "evolution":
+            figures = evolve(learner, drawn, losses)
+        else:
+            figures = learn_by_ppo(learner, drawn, losses, settings)
         learner.remember()
         self.steps += settings.rollout
         finished = above[~np.isnan(above)]

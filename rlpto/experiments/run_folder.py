@@ -52,6 +52,7 @@ KEYS_WITHOUT_EFFECT: Mapping[str, tuple[Result, ...]] = {
     "env": (Result.CELL,),  # these two are for training, whose result is a separate file
     "agent": (Result.CELL,),
     "agent.device": (Result.CHECKPOINT,),
+    "agent.threads": (Result.CHECKPOINT,),
     "agent.seed": (Result.CHECKPOINT,),  # stored in the checkpoint separately from the deciding keys
 }
 """Keys that do not affect some results, with these results. A key stands for all keys below it."""

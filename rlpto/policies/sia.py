@@ -28,19 +28,19 @@ TIME_LIMIT_S = 2.0
 """Seconds after which the best allocation found so far is taken."""
 GAP = 1e-3
 """Relative distance from the optimum at which an allocation is good enough."""
-POWER = -0.5
-"""Exponent p of a job's speed-up in the objective, as in Sia: the more negative, the more fairness counts."""
-WAITING = 1.1
-"""Cost of a job without GPUs, as in Sia; a job at its slowest allowed speed costs 1."""
-GROWTH = 2.0
-"""Limit of a job's GPUs, relative to the most it has held so far, as in Sia. A job starts on as few GPUs as it can."""
 
 
 class SiaOptions(Settings):
     """Options of `sia`."""
 
+    power: float = Field(-0.5, lt=0)
+    """Exponent p of a job's speed-up in the objective: the more negative, the more fairness counts."""
+    waiting: float = Field(1.1, gt=0)
+    """Cost of a job without GPUs; a job at its slowest allowed speed costs 1."""
     restart: float | None = Field(None, ge=0)
     """Assumed duration of a restart [s]. Default: each job's rescale delay."""
+    growth: float = Field(2.0, ge=1)
+    """Limit of a job's GPUs, relative to the most it has held so far. A job starts on as few GPUs as it can."""
 
 
 class Choices(NamedTuple):
@@ -56,7 +56,7 @@ class Choices(NamedTuple):
 
 
 class Sia(BasePolicy[SiaOptions]):
-    """Minimises the sum over jobs of (restart factor x speed-up)^p, with cost `WAITING` for a job without GPUs."""
+    """Minimises the sum over jobs of (restart factor x speed-up)^p, with cost `waiting` for a job without GPUs."""
 
     name = "sia"
     summary = "integer programme over numbers and kinds of GPU (Sia), elastic; knows no remaining work"
@@ -72,8 +72,8 @@ class Sia(BasePolicy[SiaOptions]):
         pinned = (jobs.rescale_left > 0) & (gpus >= jobs.min_gpus) & (gpus <= jobs.max_gpus) & (gpus > 0)
         room = room_of(shape)
         np.subtract.at(room, kind[pinned], gpus[pinned])
-        choices = find_choices(state, gpus, kind, ~pinned, self.options.restart)
-        chosen = solve(choices, room)
+        choices = find_choices(state, gpus, kind, ~pinned, self.options)
+        chosen = solve(choices, room, self.options.waiting)
         gpus, kind = np.where(pinned, gpus, 0), np.where(pinned, kind, NO_KIND)
         gpus[choices.row[chosen]], kind[choices.row[chosen]] = choices.gpus[chosen], choices.kind[chosen]
         placement = place_on_kinds(shape, held, gpus, kind, make_room=True)
@@ -90,13 +90,11 @@ def configurations(shape: ClusterShape) -> list[list[int]]:
     return found
 
 
-def find_choices(
-    state: ClusterState, gpus: IntArray, kind: IntArray, free: BoolArray, restart: float | None
-) -> Choices:
+def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: BoolArray, options: SiaOptions) -> Choices:
     """Return the possible allocations of a state's jobs, with costs. gpus, kind: [n] number and type of the GPUs held
-    now. free: [n] whether the allocation may change. restart: option of `SiaOptions`."""
+    now. free: [n] whether the allocation may change."""
     jobs, shape = state.jobs, state.shape
-    most = np.clip((GROWTH * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
+    most = np.clip((options.growth * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
     speeds, fits = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds]), jobs.fit_on(shape.kinds)
     at, allowed = np.arange(speeds.shape[2]), np.zeros(speeds.shape, dtype=bool)
     for number, sizes in enumerate(configurations(shape)):
@@ -114,30 +112,30 @@ def find_choices(
     speed, lowest = speeds[of_kind, row, count], np.full(len(jobs), np.inf)
     np.minimum.at(lowest, row, np.where(speed > 0, speed, np.inf))
     restarts = np.where(gpus > 0, jobs.rescales, 0)  # so a job that has lost its GPUs does not wait for ever
-    seconds = jobs.rescale_delay if restart is None else np.full(len(jobs), restart)
+    seconds = jobs.rescale_delay if options.restart is None else np.full(len(jobs), options.restart)
     age = state.time - jobs.submit_time
     factor = np.where(age <= seconds, 1.0, restart_factor(age, restarts, seconds))
     present = (gpus[row] == count) & (kind[row] == of_kind)
     value = np.where(present, 1.0, factor[row]) * np.where(speed > 0, speed / lowest[row], 0.0)
-    return Choices(row, of_kind, count, costs(value))
+    return Choices(row, of_kind, count, costs(value, options.power))
 
 
-def costs(value: FloatArray) -> FloatArray:
-    """Return value^POWER [C], at most LARGEST_COST, rounded. value: restart factor x speed-up."""
+def costs(value: FloatArray, power: float) -> FloatArray:
+    """Return value^power [C], at most LARGEST_COST, rounded. value: restart factor x speed-up."""
     with np.errstate(divide="ignore"):
-        cost = np.where(value > 0, value**POWER, LARGEST_COST)
+        cost = np.where(value > 0, value**power, LARGEST_COST)
     return np.asarray(np.round(np.minimum(cost, LARGEST_COST), COST_DIGITS))
 
 
-def solve(choices: Choices, room: IntArray) -> IntArray:
+def solve(choices: Choices, room: IntArray, waiting: float) -> IntArray:
     """Return the indices of the choices with least total cost: at most one per job, and room [G] GPUs of each type.
 
-    A job without a choice costs `WAITING`. Ties are resolved by the solver (HiGHS), always in the same way.
+    A job without a choice costs `waiting`. Ties are resolved by the solver (HiGHS), always in the same way.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # the import takes a third of a second
     from scipy.sparse import csr_array
 
-    useful = np.flatnonzero(choices.cost < WAITING)
+    useful = np.flatnonzero(choices.cost < waiting)
     if len(useful) == 0:
         return useful
     row, kind, gpus = choices.row[useful], choices.kind[useful], choices.gpus[useful]
@@ -145,7 +143,7 @@ def solve(choices: Choices, room: IntArray) -> IntArray:
     once = csr_array((np.ones(len(useful)), (number, columns)))
     within = csr_array((gpus.astype(np.float64), (kind, columns)), shape=(len(room), len(useful)))
     found = milp(
-        choices.cost[useful] - WAITING,
+        choices.cost[useful] - waiting,
         integrality=np.ones(len(useful), dtype=np.int64),
         bounds=Bounds(0, 1),
         constraints=[LinearConstraint(once, ub=1), LinearConstraint(within, ub=room)],

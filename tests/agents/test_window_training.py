@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(tmp_path: 
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("learn", [evolve, learn_by_ppo])
+@pytest.mark.parametrize("learn", [evolve, partial(learn_by_ppo, settings=WindowSettings())], ids=["evolution", "ppo"])
 def test_a_learner_comes_closer_to_what_loses_least(learn: Callable[..., dict[str, float]]) -> None:
     goal, rng = np.linspace(-2.0, 2.0, 6), np.random.default_rng(0)
     learner = Learner(6, 0.1)
@@ -83,7 +84,7 @@ def test_a_learner_comes_closer_to_what_loses_least(learn: Callable[..., dict[st
     np.testing.assert_allclose(learner.average, goal, atol=0.4)
 
 
-@pytest.mark.parametrize("learn", [evolve, learn_by_ppo])
+@pytest.mark.parametrize("learn", [evolve, partial(learn_by_ppo, settings=WindowSettings())], ids=["evolution", "ppo"])
 def test_one_window_that_costs_a_thousand_times_as_much_does_not_decide(learn: Callable[..., dict[str, float]]) -> None:
     def moved(worst: float) -> FloatArray:
         learner = Learner(3, 0.1)

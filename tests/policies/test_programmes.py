@@ -17,7 +17,7 @@ from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import elapsed_from_rates
 from rlpto.policies.registry import make_policy
-from rlpto.policies.sia import WAITING, Choices, configurations, solve
+from rlpto.policies.sia import Choices, configurations, solve
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -65,11 +65,11 @@ class TestSia:
         def cost(chosen: Sequence[int]) -> float:
             used = np.zeros(2, dtype=np.int64)
             np.add.at(used, choices.kind[list(chosen)], choices.gpus[list(chosen)])
-            return np.inf if (used > room).any() else choices.cost[list(chosen)].sum() + WAITING * (4 - len(chosen))
+            return np.inf if (used > room).any() else choices.cost[list(chosen)].sum() + 1.1 * (4 - len(chosen))
 
         everything = product(*([None, 3 * row, 3 * row + 1, 3 * row + 2] for row in range(4)))
         best = min(cost([one for one in chosen if one is not None]) for chosen in everything)
-        assert cost(solve(choices, room).tolist()) == pytest.approx(best, rel=2e-3)
+        assert cost(solve(choices, room, 1.1).tolist()) == pytest.approx(best, rel=2e-3)
 
     def test_starts_small_and_doubles_on_the_kind_that_is_fastest(self) -> None:
         cluster = cluster_of([job(0, epochs=1000.0, gpus=1, max_gpus=8)])

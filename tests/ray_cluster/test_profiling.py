@@ -28,7 +28,7 @@ from rlpto.ray_cluster.measuring import (
 )
 from rlpto.ray_cluster.messages import Measured
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.settings import ProgramSettings
+from rlpto.ray_cluster.settings import GUESSED_NOISE_SCALE, ProgramSettings
 from tests.ray_cluster.running import make_spec
 
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=4, batch_size=120)
@@ -90,7 +90,7 @@ def test_a_batch_for_each_worker_grows_with_them() -> None:
     profile = fit_program("mine", program, measured, "here")
     assert profile.batch.largest == 480
     assert 480 / profile.throughput.step_time(1, 4, 120) == pytest.approx(480 / 0.22, rel=0.05)
-    assert float(profile.noise(0)) == pytest.approx(program.guess.noise_scale)
+    assert float(profile.noise(0)) == pytest.approx(GUESSED_NOISE_SCALE)
     assert profile.source.endswith("trained for 2.0 of its epochs only")
 
 

@@ -23,7 +23,7 @@ from rlpto.store.status import decisions, predictions, queue
 from tests.service.served import TINY, Served, served
 
 NODES, GPUS = 3, 2
-JOBS = 12
+JOBS = 6
 HELD_EPOCHS = 100.0
 """Epochs of a job that is held: it trains for five minutes, or seconds once it is released."""
 
