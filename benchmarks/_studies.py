@@ -225,7 +225,7 @@ def difference(cells: pd.DataFrame, policy: str, other: str) -> Interval:
 
 
 def ratio_of_means(mine: FloatArray, its: FloatArray) -> Interval:
-    """Mean of `mine` [n] divided by the mean of `its` [n], resampled in pairs."""
+    """Return the mean of `mine` [n] over the mean of `its` [n], with an interval from resampled pairs."""
     every = np.arange(len(mine), dtype=np.float64)  # the statistic looks pairs up in order, by how often they are drawn
     return bootstrap_interval(every, statistic=lambda _, counts: (counts @ mine) / (counts @ its))
 

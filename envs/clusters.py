@@ -101,6 +101,7 @@ class OneCluster:
     def __init__(self, setup: EnvSetup | ExternalSetup) -> None:
         self._setup = setup
         self._weights, self._policy = setup.reward.record(), Index()
+        self._policy.name = "agent"  # in errors: its weights are an agent's actions
         self.observation = empty_observation(1, setup.settings.max_jobs, setup.settings.horizon)
         self.current: IntArray = np.zeros(1, dtype=np.int64)
 

@@ -311,7 +311,7 @@ def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
 
 
 GAPS = (57, 23, 10, 4, 1)
-"""Distances over which Shell's way to sort compares, by Ciura (2001)."""
+"""Gap sequence of Shell sort (Ciura 2001)."""
 
 
 @njit()

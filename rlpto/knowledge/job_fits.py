@@ -241,7 +241,7 @@ class JobFits:
             epoch = np.minimum(self._store.records["progress"][jobs].astype(np.int64), last)
             self._stale.update(jobs[epoch != [self._written[job] for job in self._types.first]].tolist())
         for job in (self._like & self._seeing_nothing) - self._stale:  # their estimates rest on those of other jobs
-            if self._basis[job] != (self.seen_by(job), self.slope_of(job)):
+            if self._rules.ahead or self._basis[job] != (self.seen_by(job), self.slope_of(job)):
                 self._stale.add(job)
         for job in self._stale & self._types.first.keys():
             self._write(job)

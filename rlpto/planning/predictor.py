@@ -259,4 +259,4 @@ def run_in(
 
 def prediction_settings(settings: SimulatorSettings) -> SimulatorSettings:
     """Settings of time in predictions: real jobs train on while new workers start, and keep their nodes."""
-    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0, "share": 1})
+    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0})

@@ -22,7 +22,7 @@ TOTAL_WEIGHT = 1e-3
 
 
 class Gavel(SharePolicy[ShareOptions]):
-    """Max-min fair throughput over kinds of GPU: "least attained service, heterogeneity-aware", a linear programme."""
+    """Max-min fair throughput over GPU types: "least attained service, heterogeneity-aware", a linear programme."""
 
     name = "gavel"
     summary = "max-min fair shares of time over kinds of GPU (Gavel), requested GPUs, in rounds"

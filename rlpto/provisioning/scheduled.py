@@ -37,7 +37,7 @@ class Scheduled(BaseProvisioner[ScheduledOptions]):
     grid: ClassVar[Grid] = {"day": (4.0, 8.0, 16.0), "night": (0.0, 4.0, 8.0)}
 
     def __call__(self, state: NodesState) -> FloatArray:
-        """[R] GPUs."""
+        """Return the GPUs [R] wanted in all by each of R clusters, at this hour of the week."""
         options, hour = self.options, state.clock % DAY / HOUR
         weekday = (state.clock // DAY + 3) % 7  # 1970-01-01 was a Thursday; Monday is 0
         works = (weekday < 5) & (hour >= options.begin) & (hour < options.end)

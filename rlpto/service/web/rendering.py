@@ -22,7 +22,7 @@ _NONE = "\u2013"
 
 
 class VersionedFiles(StaticFiles):
-    """Scripts and styles. Browsers cache them for ever, because their addresses contain a hash of the content."""
+    """Scripts and styles. Browsers cache them indefinitely, because their addresses contain a hash of the content."""
 
     def file_response(self, *given: Any, **more: Any) -> Response:
         """Serve a file."""
