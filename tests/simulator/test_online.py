@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, run
+from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
+from rlpto.knowledge.job_fits import JobFits
 from rlpto.knowledge.job_types import FIRST_JOBS
 from rlpto.knowledge.known import AS_POLLUX, BatchCache, BeliefRules, Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
@@ -26,9 +28,10 @@ from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.online import _Running
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import admit, give, played
+from ..builders import Scripted, admit, give, played
 
 MODELS = ("cifar10", "deepspeech2")
 NODES = (Node(4), Node(4))
@@ -225,6 +228,48 @@ def test_all_jobs_finish_and_the_same_seed_gives_the_same(
     np.testing.assert_array_equal(first.jobs.finish_time, second.jobs.finish_time)
     assert (first.decisions.held <= 8).all()
     assert (first.jobs.finish_time - submits >= first.jobs.alone_time * 0.99).all() or failing
+
+
+def forgotten(kept: object) -> property:
+    """An attribute that always has one value, whatever is assigned."""
+    return property(lambda _: kept, lambda *_: None)
+
+
+refresh = JobFits.refresh
+
+
+def rewrite_all(fits: JobFits) -> None:
+    """Refresh the tables of all jobs whose estimates rest on those of others."""
+    fits._stale |= fits._like & fits._seeing_nothing
+    refresh(fits)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("policy", ["index", "optimus"])
+def test_what_is_skipped_because_nothing_was_learnt_changes_no_digit(
+    policy: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against jobs that fit every observation again, and tables that are rewritten after each of them."""
+    submits = np.sort(np.random.default_rng(3).uniform(0, 2000, 24))
+    jobs = [
+        job(i, at, 2.0 + 3.0 * (i % 5), MODELS[i % 2], min_gpus=2, requested_gpus=2) for i, at in enumerate(submits)
+    ]
+    failures = FailureSettings(mtbf_hours=1.0, mttr_hours=0.05)
+    found = list[list[np.ndarray]]()
+    for _ in range(2):
+        seen, decides = list[np.ndarray](), make_policy(policy)
+
+        def look(state: ClusterState, seen: list[np.ndarray] = seen, decides: Policy = decides) -> Allocation:
+            seen.append(np.array(state.jobs.speed))
+            return decides(state)
+
+        cluster = online(jobs, shared=True, remaining="learnt", failures=failures, rules=replace(BAYES, ahead=ahead))
+        found.append([played(cluster, Scripted(look)).jobs.finish_time, *seen])
+        for name in ("noted", "believed"):
+            monkeypatch.setattr(_Running, name, forgotten(None))
+        monkeypatch.setattr(JobFits, "refresh", rewrite_all)
+    for skipped, full in zip(*found, strict=True):
+        np.testing.assert_array_equal(skipped, full)
 
 
 PROFILES = FittedProfiles(builtin_profiles())
