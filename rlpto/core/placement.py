@@ -1,14 +1,68 @@
-"""Place GPU counts on nodes: compiled functions on one cluster's free GPUs.
+"""Place numbers of GPUs on nodes: the one packer, in compiled functions.
 
-Two strategies. *pack* (default): a job spans as few nodes as possible, on the node it leaves fullest, and a job whose
-size changes keeps its nodes if it can. *most_free*: GPUs come from the node with most free ones, first of equals by
-number, then from the next: the rule of the Pollux simulator, in which a job whose size changes is placed again.
+A pool is the nodes of one GPU type. Which pool a job uses is chosen first, by a policy or by `choose_gpu_types`; which
+nodes of the pool is decided here. Two strategies. *pack* (default): a job spans as few nodes as possible, on the node
+it leaves fullest (`best_node`), and a job whose size changes keeps its nodes if it can. *most_free*: GPUs come from the
+node with most free ones, then from the next: the rule of the Pollux simulator, in which a job whose size changes is
+placed again.
+
+A job's GPUs are a list of node numbers in the simulator and on Ray (`take_packed`, `shrink_in_place`), and a row of
+GPUs by node where a whole placement is made (`pack`, `fit_rows`).
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from rlpto.io.arrays import AnyArray, IntArray
-from rlpto.io.compiled import kernel
+from rlpto.io.compiled import kernel, njit
+
+NOWHERE = NOT_WAITING = -1
+"""In place of a node's number if there is none, and of the turn of jobs already placed."""
+
+
+@kernel(inline="always")
+def fullest(counts: AnyArray) -> int:
+    """Return the number of the largest entry of counts [N], the first of equals."""
+    best = 0
+    for node in range(1, len(counts)):
+        if counts[node] > counts[best]:
+            best = node
+    return best
+
+
+@kernel()
+def best_node(free: IntArray, count: int, home: int, pools: AnyArray | None = None, pool: int = 0) -> int:
+    """Return the node for `count` GPUs: home if they fit there, else the closest fit, else the node with most free.
+
+    The first of equals; NOWHERE if the pool has no node. free: [N] free GPUs. home: a node, or NOWHERE. pools: [N] pool
+    of every node, of which `pool` is meant. Default: all nodes.
+    """
+    if home != NOWHERE and free[home] >= count:
+        return home
+    best = NOWHERE
+    for node in range(len(free)):
+        if pools is not None and pools[node] != pool:
+            continue
+        if free[node] == count:
+            return node
+        if best == NOWHERE:
+            best = node
+        elif free[node] > count and free[best] > count:
+            best = node if free[node] < free[best] else best
+        elif free[node] > free[best]:
+            best = node
+    return best
+
+
+@kernel()
+def first_fit(free: IntArray, count: int, first: int) -> int:
+    """Return the first node with `count` free GPUs, searching from node number `first` round; NOWHERE if none has."""
+    for step in range(len(free)):
+        node = (first + step) % len(free)
+        if free[node] >= count:
+            return node
+    return NOWHERE
 
 
 @kernel(inline="always")
@@ -23,10 +77,7 @@ def take_most_free(nodes: AnyArray, count: int, free: IntArray) -> None:
     """Fill nodes[:count] from the emptiest node, then the next. The cluster must have `count` free."""
     held = 0
     while held < count:
-        best = 0
-        for node in range(1, len(free)):
-            if free[node] > free[best]:
-                best = node
+        best = fullest(free)
         taken = min(free[best], count - held)
         free[best] -= taken
         for _ in range(taken):
@@ -36,27 +87,16 @@ def take_most_free(nodes: AnyArray, count: int, free: IntArray) -> None:
 
 @kernel(inline="always")
 def take_packed(nodes: AnyArray, count: int, free: IntArray, home: int) -> None:
-    """Fill nodes[:count] spanning few nodes. `home`: node to prefer where it is as good, or -1.
+    """Fill nodes[:count] spanning few nodes, by `best_node` until all are taken. The cluster must have `count` free.
 
-    Choose the node that fits all missing GPUs and leaves fewest free; if none fits, take all free GPUs of the node with
-    most. The cluster must have `count` free.
+    home: node to prefer where it is as good, or NOWHERE.
     """
     held = 0
     while held < count:
-        missing = count - held
-        fitting, largest = -1, 0
-        if home >= 0 and free[home] >= missing:
-            fitting = home
-        else:
-            for node in range(len(free)):
-                if free[node] >= missing and (fitting < 0 or free[node] < free[fitting]):
-                    fitting = node
-                    if free[node] == missing:
-                        break
-                if free[node] > free[largest] or (free[node] == free[largest] and node == home):
-                    largest = node
-        chosen = fitting if fitting >= 0 else largest
-        taken = min(free[chosen], missing)
+        chosen = best_node(free, count - held, home)
+        if home != NOWHERE and free[home] == free[chosen]:
+            chosen = home
+        taken = min(free[chosen], count - held)
         free[chosen] -= taken
         for _ in range(taken):
             nodes[held] = chosen
@@ -65,8 +105,8 @@ def take_packed(nodes: AnyArray, count: int, free: IntArray, home: int) -> None:
 
 @kernel(inline="always")
 def main_node(nodes: AnyArray, held: int) -> int:
-    """The node that holds most of a job's GPUs (first of equals), -1 if it holds none."""
-    best, most = -1, 0
+    """The node that holds most of a job's GPUs (first of equals), NOWHERE if it holds none."""
+    best, most = NOWHERE, 0
     i = 0
     while i < held:
         start = i
@@ -106,29 +146,155 @@ def span(nodes: AnyArray, held: int) -> int:
 
 
 @kernel()
+def take_in_turn(row: IntArray, count: int, free: IntArray, first: int) -> int:
+    """Use up one node after the other from number `first` round for a row [N] of `count` GPUs. Return the last node."""
+    last = NOWHERE
+    for step in range(len(free)):
+        node = (first + step) % len(free)
+        taken = min(free[node], count)
+        if taken > 0:
+            row[node] += taken
+            free[node] -= taken
+            count -= taken
+            last = node
+    return last
+
+
+@kernel()
+def shrink_row(row: IntArray, surplus: int, free: IntArray, last: bool) -> None:
+    """Give `surplus` GPUs of a row [N] back, emptying the nodes with fewest of them first.
+
+    last: of nodes with equally many, empty the last one first, else the first one.
+    """
+    while surplus > 0:
+        least = NOWHERE
+        for node in range(len(row)):
+            if row[node] > 0 and (least == NOWHERE or row[node] < row[least] or (last and row[node] == row[least])):
+                least = node
+        given = min(row[least], surplus)
+        row[least] -= given
+        free[least] += given
+        surplus -= given
+
+
+@kernel()
 def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
     """Make rows of placement [n, N] hold gpus [n] in total: remove the smallest parts, add where most are free."""
     for i in range(len(gpus)):
-        row = placement[i]
-        more = gpus[i] - row.sum()
-        while more < 0:
-            least = -1
-            for node in range(len(row)):
-                if row[node] > 0 and (least < 0 or row[node] <= row[least]):
-                    least = node
-            given = min(row[least], -more)
-            row[least] -= given
-            free[least] += given
-            more += given
+        shrink_row(placement[i], placement[i].sum() - gpus[i], free, True)
     for i in range(len(gpus)):
-        row = placement[i]
-        more = gpus[i] - row.sum()
-        while more > 0:
-            best = 0
-            for node in range(len(free)):
-                if free[node] > free[best]:
-                    best = node
-            taken = min(free[best], more)
-            row[best] += taken
+        missing = gpus[i] - placement[i].sum()
+        while missing > 0:
+            best = fullest(free)
+            taken = min(free[best], missing)
+            placement[i, best] += taken
             free[best] -= taken
-            more -= taken
+            missing -= taken
+
+
+@njit()
+def pack(
+    held: IntArray, gpus: IntArray, pool: IntArray, pools: IntArray, offered: IntArray, make_room: bool
+) -> IntArray:
+    """Return a placement [n, N] of gpus [n] on nodes of the pools number pool [n]. GPUs of a pool must fit its nodes.
+
+    held: [n, N] GPUs that jobs hold now on nodes that are up. pools: [N] pool of each node. offered: [N] its GPUs.
+    A job with unchanged pool and count keeps its nodes. A shrinking job first leaves the nodes where it has fewest
+    GPUs. Then the others are placed, the largest first: on whole nodes, with the rest on the node that this leaves
+    fullest, or on several nodes if no node has room for the rest. make_room: if true, smaller jobs on a single node
+    move instead, with as few GPUs as possible.
+    """
+    placement, free = np.zeros_like(held), offered.copy()
+    home, turn = np.full_like(gpus, NOWHERE), np.full_like(gpus, NOT_WAITING)
+    for row in range(len(gpus)):
+        kept = 0
+        for node in range(len(free)):
+            if gpus[row] > 0 and held[row, node] > 0 and pools[node] == pool[row]:
+                placement[row, node] = held[row, node]
+                free[node] -= held[row, node]
+                kept += held[row, node]
+        shrink_row(placement[row], kept - gpus[row], free, False)
+        if kept > 0:
+            home[row] = fullest(placement[row])
+        if kept < gpus[row]:
+            turn[row] = row
+            for node in range(len(free)):
+                free[node] += placement[row, node]
+                placement[row, node] = 0
+    came = len(gpus)
+    while True:
+        row = NOWHERE
+        for other in range(len(gpus)):
+            if turn[other] != NOT_WAITING and (
+                row == NOWHERE or gpus[other] > gpus[row] or (gpus[other] == gpus[row] and turn[other] < turn[row])
+            ):
+                row = other
+        if row == NOWHERE:
+            return placement
+        turn[row], count, largest = NOT_WAITING, gpus[row], 0
+        for node in range(len(free)):
+            if pools[node] == pool[row]:
+                largest = max(largest, offered[node])
+        while count > 0:
+            best = best_node(free, count, home[row], pools, pool[row])
+            if make_room and free[best] < min(count, largest):
+                _make_room(placement, free, row, min(count, largest), pools, pool[row], gpus, turn, came)
+                came += len(gpus)
+                best = best_node(free, count, home[row], pools, pool[row])
+            taken = min(count, free[best])
+            placement[row, best] += taken
+            free[best] -= taken
+            count -= taken
+
+
+@njit()
+def _make_room(
+    placement: IntArray,
+    free: IntArray,
+    row: int,
+    part: int,
+    pools: IntArray,
+    pool: int,
+    gpus: IntArray,
+    turn: IntArray,
+    came: int,
+) -> None:
+    """Free `part` GPUs on one node of a pool by moving smaller jobs that have all their GPUs there.
+
+    Smaller means fewer GPUs than the job in `row`. Among the nodes that can be freed, choose a node that moves fewest
+    GPUs. Jobs that move wait from turn `came` on.
+    """
+    best, least = NOWHERE, 0
+    for node in range(len(free)):
+        if pools[node] == pool:
+            moves = _clear(placement, node, part - free[node], gpus, gpus[row])
+            cost = 0
+            for other in range(len(gpus)):
+                cost += gpus[other] * moves[other]
+            if cost > 0 and (best == NOWHERE or cost < least):
+                best, least = node, cost
+    if best == NOWHERE:
+        return
+    moves = _clear(placement, best, part - free[best], gpus, gpus[row])
+    for other in range(len(gpus)):
+        if moves[other]:
+            free[best] += placement[other, best]
+            placement[other, best] = 0
+            turn[other] = came + other
+
+
+@njit()
+def _clear(placement: IntArray, node: int, missing: int, gpus: IntArray, below: int) -> IntArray:
+    """[n] 1 for jobs that leave a node to free `missing` GPUs, the largest first; all 0 if that is not enough."""
+    moves = np.zeros_like(gpus)
+    while missing > 0:
+        found = NOWHERE
+        for other in range(len(gpus)):
+            alone = gpus[other] > 0 and placement[other, node] == gpus[other]
+            if alone and not moves[other] and gpus[other] < below and (found == NOWHERE or gpus[other] > gpus[found]):
+                found = other
+        if found == NOWHERE:
+            return np.zeros_like(gpus)
+        moves[found] = 1
+        missing -= gpus[found]
+    return moves

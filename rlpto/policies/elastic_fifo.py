@@ -13,6 +13,7 @@ import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.job_table import JobTable, seconds_for
+from rlpto.core.placement import NOWHERE, first_fit, fullest, take_in_turn
 from rlpto.core.policy import BasePolicy, OneNodeOptions
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
@@ -100,14 +101,13 @@ def serve_on_nodes(
     node, if these reach its lowest number. A row that requests more than the `largest` node has gets GPUs on several
     nodes, used up one after the other, or waits. A row that started with less than its request takes the missing GPUs
     on its node before later rows start, if that pays. Without `backfill` the first waiting row that cannot start blocks
-    all rows behind it.
+    all rows behind it. Unlike `rlpto.core.placement.pack`, this is a first fit, and it reclaims GPUs on the way.
     """
-    count = len(free)
     held = placement.sum(axis=1)
-    home = np.full(len(held), -1)
-    spare = np.zeros(count, dtype=np.int64)
+    home = np.full(len(held), NOWHERE)
+    spare = np.zeros(len(free), dtype=np.int64)
     for row in range(len(held)):
-        node = int(np.argmax(placement[row]))
+        node = fullest(placement[row])
         if held[row] > 0 and placement[row, node] == held[row]:
             home[row] = node
             spare[node] += max(held[row] - requested[row], 0)
@@ -115,22 +115,20 @@ def serve_on_nodes(
         wish = requested[row]
         if held[row] > 0:
             node = home[row]
-            if node < 0 or held[row] >= wish:
+            if node == NOWHERE or held[row] >= wish:
                 continue
             reached = min(wish, held[row] + free[node] + spare[node])
             if not pays(seconds[row], held[row], reached, delay[row]):
                 continue
         elif wish > largest:
             if free.sum() >= wish:
-                for node in range(count):
-                    placement[row, node] = min(free[node], wish - placement[row].sum())
-                    free[node] -= placement[row, node]
+                take_in_turn(placement[row], wish, free, 0)
             elif not backfill:
                 break
             continue
         else:
             node = node_for(wish, lowest[row], free, spare)
-            if node < 0:
+            if node == NOWHERE:
                 if backfill:
                     continue
                 break
@@ -153,26 +151,22 @@ def serve_on_nodes(
 
 @njit()
 def node_for(wish: int, lowest: int, free: IntArray, spare: IntArray) -> int:
-    """Return the node on which a waiting job starts by the rule of `serve_on_nodes`; -1 if no node has room. spare: [N]
-    surplus GPUs of other jobs."""
-    best = -1
-    for node in range(len(free)):
-        if free[node] >= wish:
-            return node
-        if free[node] + spare[node] >= wish and (best < 0 or free[node] > free[best]):
-            best = node
-    if best >= 0:
+    """Return the node on which a waiting job starts by the rule of `serve_on_nodes`; NOWHERE if no node has room.
+
+    spare: [N] surplus GPUs of other jobs.
+    """
+    best, room = first_fit(free, wish, 0), free + spare
+    if best != NOWHERE:
         return best
     for node in range(len(free)):
-        if free[node] >= lowest and (best < 0 or free[node] > free[best]):
+        if room[node] >= wish and (best == NOWHERE or free[node] > free[best]):
             best = node
-    if best >= 0:
+    if best != NOWHERE:
         return best
-    for node in range(len(free)):
-        room = free[node] + spare[node]
-        if room >= lowest and (best < 0 or room > free[best] + spare[best]):
-            best = node
-    return best
+    for counts in (free, room):
+        if counts[fullest(counts)] >= lowest:
+            return fullest(counts)
+    return NOWHERE
 
 
 @njit()
@@ -194,7 +188,7 @@ def grow_on_nodes(
     held: [n, N] GPUs now. free: [N]. placement and free are changed.
     """
     for row in range(len(most)):
-        node = int(np.argmax(placement[row]))
+        node = fullest(placement[row])
         gpus = placement[row, node]
         grown = min(most[row], gpus + free[node])
         if gpus == 0 or grown <= gpus or placement[row].sum() > gpus:

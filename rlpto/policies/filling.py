@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.core.cluster import ClusterState
-from rlpto.core.placement import fit_rows
+from rlpto.core.placement import NOWHERE, first_fit, fit_rows, take_in_turn
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 
@@ -149,30 +149,19 @@ def place_waiting(
     requested, waiting: [n]. free: [N] free GPUs, changed. largest: from `largest_node`. placement:
     [n, N], filled in for jobs that start, unchanged for the others.
     A row goes to one node if any is large enough for it, else to as many as needed, each used up in turn. Without
-    `backfill` the first row without room blocks all rows behind it.
+    `backfill` the first row without room blocks all rows behind it. Unlike `rlpto.core.placement.pack`, this is the
+    first fit of the systems it comes from, not the best.
     """
-    count = len(free)
     for row in range(len(requested)):
         if not waiting[row]:
             continue
-        wish, one_node = requested[row], requested[row] <= largest
-        if not one_node and wish > free.sum():
-            if backfill:
-                continue
-            break
-        left, first = wish, turn
-        for step in range(count):
-            node = (first + step) % count
-            if free[node] == 0 or (one_node and free[node] < wish):
-                continue
-            taken = min(free[node], left)
-            placement[row, node] = taken
-            free[node] -= taken
-            left -= taken
-            if rotates:
-                turn = (node + 1) % count
-            if left == 0:
-                break
-        if left > 0 and not backfill:
+        wish = requested[row]
+        first = turn if wish <= free.sum() else NOWHERE
+        if wish <= largest:
+            first = first_fit(free, wish, turn)
+        if first != NOWHERE:
+            last = take_in_turn(placement[row], wish, free, first)
+            turn = (last + 1) % len(free) if rotates else turn
+        elif not backfill:
             break
     return turn

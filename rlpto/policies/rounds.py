@@ -15,7 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_kinds import NO_KIND, kinds_of, place_on_kinds, room_of
+from rlpto.core.gpu_kinds import NO_KIND, kinds_of, room_of
+from rlpto.core.placement import pack
 from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.settings import Settings
@@ -83,7 +84,8 @@ class RoundPolicy(BasePolicy[OptionsT]):
             ranks = self.ranks(state, speed, begins)
             chosen = give_by_priority(ranks, speed, wish, room, stays | ranks.waits)
         gpus = np.where(stays, jobs.keepable, np.where(chosen == NO_KIND, 0, wish))
-        return Allocation(gpus, placement=place_on_kinds(shape, held, gpus, np.where(stays, kind, chosen)))
+        pool = np.where(stays, kind, chosen)
+        return Allocation(gpus, placement=pack(held, gpus, pool, shape.node_kinds, shape.offered, False))
 
 
 class SharePolicy(RoundPolicy[ShareT]):

@@ -14,7 +14,8 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState
-from rlpto.core.gpu_kinds import NO_KIND, kinds_of, place_on_kinds, room_of
+from rlpto.core.gpu_kinds import NO_KIND, kinds_of, room_of
+from rlpto.core.placement import pack
 from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.settings import Settings
@@ -77,8 +78,7 @@ class Sia(BasePolicy[SiaOptions]):
         chosen = solve(choices, room, self.options.waiting)
         gpus, kind = np.where(pinned, gpus, 0), np.where(pinned, kind, NO_KIND)
         gpus[choices.row[chosen]], kind[choices.row[chosen]] = choices.gpus[chosen], choices.kind[chosen]
-        placement = place_on_kinds(shape, held, gpus, kind, make_room=True)
-        return Allocation(gpus, placement=placement)
+        return Allocation(gpus, placement=pack(held, gpus, kind, shape.node_kinds, shape.offered, True))
 
 
 def configurations(shape: ClusterShape) -> list[list[int]]:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlpto.core.admission import admit
-from rlpto.core.gpu_kinds import Kinds, choose_kinds
+from rlpto.core.gpu_kinds import Kinds, choose_gpu_types
 from rlpto.core.jobs import VIEW, curve_at, fill_estimates, fill_limits, fill_speed
+from rlpto.core.placement import pack
 from rlpto.core.queue_order import next_promotion, order_rows
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import add_interval
@@ -320,13 +321,16 @@ def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
     n, groups = w.clusters[b].active, kinds.by_type.shape[1]
     view, offered, index, types = loop.shown.jobs[b, :n], w.free[b].copy(), np.empty(n, np.int64), np.empty(n, np.int64)
     held, on_each = np.zeros((n, len(offered)), dtype=np.int64), np.zeros((n, groups), dtype=np.int64)
+    of_type, room = np.zeros_like(on_each), np.zeros(groups, dtype=np.int64)
     speed, shown = np.zeros((groups, n, loop.shown.speed.shape[2])), view.copy()
     beliefs, noise = loop.beliefs, loop.beliefs.noise[loop.current[b]]
     for row in range(n):
         job = w.jobs[b, view[row].index]
         index[row], types[row], on_each[row] = view[row].index, job.type_index, kinds.by_type[job.believed_type]
         for gpu in range(job.gpus):
-            held[row, w.nodes[b, index[row], gpu]] += 1
+            node = w.nodes[b, index[row], gpu]
+            held[row, node] += 1
+            of_type[row, kinds.of_node[node]] += 1
         offered += held[row]
         if job.gpus != view[row].gpus > 0:
             for g in range(groups):
@@ -335,13 +339,14 @@ def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
                 fill_speed(shown[at], beliefs.rates, beliefs.packed, beliefs.speed, noise, 0, speed[g, at])
                 if beliefs.rules.by_size.size:
                     believe_speed(beliefs.rules, shown[row], level, speed[g, row])
-    wishes = view["gpus"].copy()
-    placement = choose_kinds(view, wishes, held, offered, kinds.of_node, speed, on_each, kinds.fit)
+    for node in range(len(offered)):
+        room[kinds.of_node[node]] += offered[node]
+    gpus, chosen = choose_gpu_types(view, view["gpus"].copy(), of_type, room, speed, on_each, kinds.fit)
     for row in range(n):
-        view[row].gpus = placement[row].sum()
-        for node in range(len(offered)):
-            if placement[row, node] > 0:
-                types[row] = kinds.by_type[types[row], kinds.of_node[node]]
+        view[row].gpus = gpus[row]
+        if gpus[row] > 0:
+            types[row] = kinds.by_type[types[row], chosen[row]]
+    placement = pack(held, gpus, chosen, kinds.of_node, offered, False)
     choose_types(w, b, index, types)
     apply_placement(w, b, index, placement)
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.core.gpu_kinds import NO_KIND, kinds_of, place_on_kinds, room_of
+from rlpto.core.gpu_kinds import NO_KIND, kinds_of, room_of
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop
+from rlpto.core.placement import pack
 from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
@@ -178,9 +179,9 @@ class TestPlacing:
         shape = shape_of(("a", 4), ("a", 4), ("b", 8))
         held = np.array([[2, 0, 0], [0, 1, 0], [0, 0, 0]])
         gpus, kind = np.array([2, 1, 4]), np.array([0, 0, 0])
-        spread = place_on_kinds(shape, held, gpus, kind)
+        spread = pack(held, gpus, kind, shape.node_kinds, shape.offered, False)
         assert spread[2].tolist() == [1, 3, 0]
-        packed = place_on_kinds(shape, held, gpus, kind, make_room=True)
+        packed = pack(held, gpus, kind, shape.node_kinds, shape.offered, True)
         assert packed.tolist() == [[2, 0, 0], [1, 0, 0], [0, 4, 0]], "the job that is cheapest to move has moved"
 
     @given(st.data())
@@ -202,7 +203,7 @@ class TestPlacing:
         held = np.zeros((8, len(shape)), dtype=np.int64)
         for _ in range(3):
             gpus, kind = map(np.array, draw())
-            placed = place_on_kinds(shape, held, gpus, kind, make_room=True)
+            placed = pack(held, gpus, kind, shape.node_kinds, shape.offered, True)
             assert np.array_equal(placed.sum(axis=1), gpus)
             assert np.array_equal(kinds_of(placed, shape), kind)
             assert not placed[kind == 0, 3:].any(), "on no other kind"

@@ -6,9 +6,9 @@ others. A neighbourhood search therefore follows: free the jobs on some nodes an
 alone, place them, and keep the result unless it is worse.
 
 A node has at most one job that spans several nodes. Unchanged rows are placed first, then jobs by
-falling number of GPUs. A job that fits on one node goes to the node where it leaves the fewest free GPUs. A larger job
-takes nodes without a spanning job, most free GPUs first, and puts its last GPUs on the node that fits them best. If a
-job's number does not fit, it gets the best number that fits.
+falling number of GPUs, each by `rlpto.core.placement.best_node`: a job that fits on one node goes to the node where it
+leaves the fewest free GPUs, and a larger job takes nodes of the pool without a spanning job. Unlike in `pack`, a job
+whose number does not fit gets the best number that fits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlpto.core.placement import NOWHERE, best_node
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.io.draws import uniform
@@ -140,11 +141,9 @@ def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed:
 def _place_new(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
     """Give a job its number of GPUs, or the best number that fits."""
     free, rows, one = placed.free, placed.rows, costs.moved[job, 0]
-    best = _best_fit(gpus, free)
-    if best < 0:
-        most = free[0]
-        for node in range(1, len(free)):  # numba's max() allocates unless it was compiled before, outside a kernel
-            most = max(most, free[node])
+    best = best_node(free, gpus, NOWHERE)
+    if free[best] < gpus:
+        most = free[best]
         several = _spread(costs, job, gpus, placed)
         gpus = 0
         for fewer in range(1, min(most, costs.most[job]) + 1):
@@ -153,22 +152,10 @@ def _place_new(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
         if several <= one[gpus]:
             return
         release(job, placed)
-        best = _best_fit(gpus, free)
+        best = best_node(free, gpus, NOWHERE)
     if gpus > 0:
         rows.node[job, 0], rows.gpus[job, 0], rows.spans[job] = best, gpus, 1
         free[best] -= gpus
-
-
-@kernel()
-def _best_fit(gpus: int, free: IntArray) -> int:
-    """Return the node with the fewest free GPUs, the first of equals, among nodes with enough GPUs, or -1."""
-    best = -1
-    for node in range(len(free)):
-        if free[node] >= gpus and (best < 0 or free[node] < free[best]):
-            best = node
-            if free[node] == gpus:
-                break
-    return best
 
 
 @kernel()
@@ -177,8 +164,8 @@ def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
     several, free, rows = costs.moved[job, 1], placed.free, placed.rows
     missing, spans = gpus, 0
     while missing > 0 and spans < MAX_NODES:
-        node = _next_node(missing, placed)
-        if node < 0:
+        node = best_node(free, missing, NOWHERE, placed.spread, False)
+        if node == NOWHERE or free[node] == 0:
             break
         taken = min(free[node], missing)
         rows.node[job, spans], rows.gpus[job, spans] = node, taken
@@ -205,24 +192,6 @@ def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
         placed.spread[rows.node[job, 0]] = False
         return float(costs.moved[job, 0, best])
     return float(several[best] if best > 0 else np.inf)
-
-
-@kernel()
-def _next_node(missing: int, placed: Placed) -> int:
-    """Return the node without a spanning job that fits the missing GPUs best, else has most free GPUs, or -1."""
-    free, best = placed.free, -1
-    for node in range(len(free)):
-        if placed.spread[node] or free[node] == 0:
-            continue
-        fits = free[node] >= missing
-        if best < 0:
-            best = node
-        elif free[best] >= missing:
-            if fits and free[node] < free[best]:
-                best = node
-        elif free[node] > free[best]:
-            best = node
-    return best
 
 
 class _Search(NamedTuple):

@@ -134,7 +134,8 @@ def place(
 
     gpus: GPUs of each node. present: nodes of each job by the present plan, one entry for each GPU. All of `wanted`
     together must fit. Jobs shrink first and leave the nodes where they have fewest GPUs; among these, the ones added
-    last, on which they may not train yet. Then jobs grow, largest first, on few nodes (`core.placement`).
+    last, on which they may not train yet. Then jobs grow, largest first, on few nodes (`core.placement`); unlike in the
+    simulator, their present workers stay.
     """
     names = list(gpus)
     number = {name: at for at, name in enumerate(names)}
@@ -208,7 +209,8 @@ def place_servers(
     """Place the parameter servers of the jobs of `wanted` (number of servers of each). Returns node ids.
 
     slots: CPU slots of each node. present: current places. Servers that stay keep their nodes, and the last added leave
-    first. New servers go to the node with most free slots. A job gets fewer servers if no slots are free.
+    first. New servers go to the node with most free slots, one at a time: servers spread, whereas workers are packed. A
+    job gets fewer servers if no slots are free.
     """
     placed = {job: [node for node in present.get(job, ()) if node in slots][:count] for job, count in wanted.items()}
     free = dict(slots)
