@@ -28,6 +28,7 @@ from rlpto.envs.steering import Steering
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment, estimate_noise, refuse_for_learning
+from rlpto.experiments.workload import window_seed
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
@@ -241,8 +242,8 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int, pref
     """
     refuse_for_learning(experiment.config.knowledge)
     jobs = tuple(experiment.jobs(window, seed))
-    own_seed = experiment.window_seed(window, seed)
-    span = experiment.traces.by_name[window].window
+    own_seed = window_seed(window, seed)
+    span = experiment.workload.windows[window]
     ahead: dict[str, Any] = {}
     if (forecasts := experiment.forecasts) is not None:
         horizon = experiment.config.env.horizon

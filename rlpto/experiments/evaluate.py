@@ -102,7 +102,7 @@ def run_cells(
     if progress and not fresh:
         for policy in changed_policies(folder, cells):
             say(f"rlpto: policy {policy}: its files have changed; it runs again", err=True)
-    begin_run(folder, config, experiment.traces.repetition)
+    begin_run(folder, config, experiment.workload.repetition)
     run_one = run_real or partial(run_cell, config)
     return evaluate(cells, run_one, folder, progress, jobs, config=decides, weights=config.reward, fresh=fresh)
 
@@ -113,15 +113,15 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     by_label = {policy_label(spec): spec for spec in config.policies}
     reference = config.evaluation.reference
     experiment = prepare(config)
-    traces = experiment.traces
-    repetition, load = traces.repetition, config.workload.load
+    workload, load = experiment.workload, config.workload.load
+    repetition = workload.repetition
     found = results(
         finished,
         config.knowledge.text,
         shown_label(by_label.get(reference, reference)),
         seed=config.seed,
         forecast=config.forecast.mode,
-        notes=lacking_types([traces.by_name[window].trace for window in traces.names()], experiment.shape.kinds)
+        notes=lacking_types([workload.trace(window) for window in workload.names()], experiment.shape.kinds)
         + ([repetition.text] if repetition is not None and repetition.is_high else []),
     )
     write_csv(found, folder)
@@ -136,7 +136,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         write_plots(plots, folder / "plots")
         about = About(
             title=config.name,
-            trace=traces.description + ("" if load is None else f", arrivals scaled to a load of {load:g}"),
+            trace=workload.description + ("" if load is None else f", arrivals scaled to a load of {load:g}"),
             config=resolved_yaml(config),
             commands=[command_line()],
             versions=versions(),

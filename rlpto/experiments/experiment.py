@@ -5,8 +5,7 @@ Only this module and the command line import from all packages.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -25,18 +24,15 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config, KnowledgeSettings
 from rlpto.experiments.run_folder import files_digest, outcome_of
 from rlpto.experiments.window_demand import WindowDemand
-from rlpto.experiments.window_traces import WindowTraces
-from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import ConfigError, JobError, TraceError
+from rlpto.experiments.workload import CHOICES, Choice, WindowedWorkload, window_seed
+from rlpto.io.errors import ConfigError, JobError
 from rlpto.knowledge.by_size import COMPILED_WORK
-from rlpto.knowledge.known import AS_POLLUX, BatchCache, Knowledge
-from rlpto.performance.compile import chosen_batch_sizes, compile_tables, load_profiles
-from rlpto.performance.efficiency import useful_gpus
+from rlpto.knowledge.known import BatchCache, Knowledge
+from rlpto.performance.compile import load_profiles
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.tables import SpeedTables
 from rlpto.planning.planner import Planner
 from rlpto.planning.predictor import prediction_settings
-from rlpto.policies.pollux.policy import Pollux
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.spec import parse_provisioner, parse_spec
@@ -45,9 +41,6 @@ from rlpto.provisioning.base import Provisioner, needs_forecast
 from rlpto.provisioning.control import RentedNodes, RentingCluster
 from rlpto.provisioning.registry import make_provisioner
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.workloads.listed import listed_jobs
-from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
-from rlpto.workloads.trace import Trace
 
 if TYPE_CHECKING:
     from rlpto.performance.measured import MeasuredProfiles
@@ -69,7 +62,6 @@ class Experiment:
                 f"queue.reserve_after: {reserved:g} s, but the cluster has {types} GPU types: expected null"
             )
         self.background = place_background(config.workload.background, shape)
-        self._tables: dict[tuple[bool, bool], SpeedTables] = {}
         self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))
 
     @cached_property
@@ -107,110 +99,37 @@ class Experiment:
         """Properties of the batch sizes that jobs may choose."""
         return BatchCache(self.profiles)
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Models from which a workload may draw: the programs of real jobs if there are any, else all profiles."""
-        return tuple(sorted(self.config.ray.programs)) or self.profiles.models
-
     @cached_property
-    def traces(self) -> WindowTraces:
-        """The windows of the workload."""
-
-        def work(trace: Trace) -> FloatArray:
-            return requested_work(trace, self.tables(), self.config.workload.mapping, self.shape.gpus_per_node)
-
-        return WindowTraces(self.config, self.shape, self._listed_jobs, work)
+    def workload(self) -> WindowedWorkload:
+        """The windows of the workload, their jobs, and the jobs' speeds."""
+        return WindowedWorkload(self.config, self.shape, self.profiles)
 
     def windows(self, split: str | None = None, required: bool = True) -> list[str]:
-        """Names of the windows of a split, from `WindowTraces.names`."""
-        return self.traces.names(split, required)
-
-    def tables(self, *, batch_sizes: bool = False, servers: bool = False) -> SpeedTables:
-        """Speed tables of every job type of the workload, for as many GPUs as a job may hold.
-
-        batch_sizes, servers: include the batch sizes, and the numbers of parameter servers, that a policy may choose.
-        """
-        if (batch_sizes, servers) not in self._tables:
-            (types, most), shape = self._job_types, self.shape
-            self._tables[batch_sizes, servers] = compile_tables(
-                self.profiles,
-                types,
-                most,
-                shape.gpus_per_node,
-                kinds=shape.kind_sizes,
-                choose_batches=batch_sizes,
-                choose_servers=servers,
-            ).within(shape.kind_gpus)
-        return self._tables[batch_sizes, servers]
-
-    @cached_property
-    def _job_types(self) -> tuple[list[JobType], int]:
-        """Every job type of the workload, and the most GPUs a job may hold."""
-        workload, most = self.config.workload, self.shape.most_gpus
-        if workload.source in ("jobs", "frozen"):
-            drawn = self.traces.frozen.values() if workload.source == "frozen" else [self._listed_jobs()]
-            jobs = [job for window in drawn for job in window]
-            types = {job.type for job in jobs}
-            most = max(job.max_gpus for job in jobs)
-        else:
-            if workload.source == "files":  # drawing windows needs the jobs' work, which comes from the tables
-                traces = [trace for trace in self.traces.by_file.values() if len(trace)]
-            else:
-                traces = [cut.trace for cut in self.traces.by_name.values()]
-            if not traces:
-                raise TraceError(f"{self.traces.description}: no jobs")
-            types = {
-                kind._replace(gpu_types=names)
-                for trace in traces
-                for names in set(trace.allowed_types(self.shape.kind_gpus)[0])
-                for kind in job_types(trace, workload.mapping, self.models, workload.metric, self._batch_sizes)
-            }
-            most = min(most, max(*(int(trace.gpus.max()) for trace in traces), workload.mapping.max_gpus))
-        return sorted(types, key=type_order), most
+        """Return `WindowedWorkload.names`."""
+        return self.workload.names(split, required)
 
     def jobs(self, window: str, seed: int) -> list[Job]:
-        """Return the jobs of a window. Raises JobError for a job that the cluster cannot run."""
-        workload, shape = self.config.workload, self.shape
-        if workload.source == "jobs":
-            jobs = self._listed_jobs()
-        elif workload.source == "frozen":
-            jobs = self.traces.frozen[window]
-            if large := next((job for job in jobs if job.max_gpus > shape.most_gpus), None):
-                raise JobError(
-                    f"job {large.name} of window {window} may hold {large.max_gpus} GPUs, but the cluster has "
-                    f"{shape.most_gpus} for one job"
-                )
-        else:
-            jobs = map_jobs(
-                self.traces.by_name[window].trace,
-                self.tables(),
-                workload.mapping,
-                self.window_seed(window, seed),
-                shape.most_gpus,
-                shape.gpus_per_node,
-                self._useful_gpus,
-                workload.metric,
-                shape.kind_gpus,
-            )
-        factor = self.config.ray.arrivals
-        return jobs if factor == 1 else [replace(job, submit_time=job.submit_time * factor) for job in jobs]
+        """Return `WindowedWorkload.jobs`."""
+        return self.workload.jobs(window, seed)
+
+    def tables(self, choices: Collection[Choice] = ()) -> SpeedTables:
+        """Return `WindowedWorkload.tables`."""
+        return self.workload.tables(choices)
 
     def cluster(self, window: str, seed: int, policy: Policy | None = None) -> SimulatedCluster:
         """Return a simulated cluster with the jobs of a window. policy: the speed tables cover its batch sizes and
         numbers of servers."""
         self.check_simulated()
-        settings, known, jobs = self.config.simulator, self.config.knowledge, self.jobs(window, seed)
-        own_seed = self.window_seed(window, seed)
-        tables = self.tables(
-            batch_sizes=policy is not None and chooses(policy, "batch_sizes"),
-            servers=policy is not None and chooses(policy, "servers"),
+        known, jobs, own_seed = self.config.knowledge, self.jobs(window, seed), window_seed(window, seed)
+        tables = self.tables([what for what in CHOICES if policy is not None and chooses(policy, what)])
+        rules = replace(
+            getattr(policy, "knowledge_rules", known.rules),
+            shared=known.rules.shared,
+            ahead=isinstance(policy, LookaheadPolicy),
+            shown=policy is None or reads_speeds(policy) or len(self.shape.kinds) > 1,  # the queue asks which is faster
         )
-        knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed))
-        rules = replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules
-        shown = policy is None or reads_speeds(policy) or len(self.shape.kinds) > 1  # the queue asks which is faster
-        rules = replace(rules, ahead=isinstance(policy, LookaheadPolicy), shown=shown)
-        knowledge = replace(knowledge, rules=rules)
-        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, self.background)
+        knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed), rules=rules)
+        return SimulatedCluster(self.shape, jobs, tables, self.config.simulator, own_seed, knowledge, self.background)
 
     @property
     def knowledge(self) -> Knowledge:
@@ -285,7 +204,7 @@ class Experiment:
     @cached_property
     def demand(self) -> WindowDemand:
         """Demand of the windows by the minute."""
-        return WindowDemand(self.config, self.traces, self.shape)
+        return WindowDemand(self.config, self.workload, self.shape)
 
     def run_policy(self, policy: Policy, window: str, seed: int, *, spec: str = "", sealed: bool = False) -> RunRecord:
         """Let a policy schedule the jobs of a window.
@@ -293,7 +212,7 @@ class Experiment:
         spec: the policy's spec, which may name the provisioner. sealed: passed to `rlpto.core.loop.run`.
         """
         cluster = self.cluster(window, seed, policy)
-        cut = self.traces.by_name[window].window
+        cut = self.workload.windows[window]
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut)
         queue, reward = self.config.queue, self.config.reward
         with naming_line(policy.name, policy):
@@ -317,7 +236,7 @@ class Experiment:
     def forecasts(self) -> WindowForecasts | None:
         """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for an unusable model."""
         settings = self.config.forecast
-        past = self.traces.past
+        past = self.workload.past
         return None if settings.mode == "off" else WindowForecasts(settings, past)
 
     def cells(self) -> list[Cell]:
@@ -336,7 +255,7 @@ class Experiment:
         for spec in self.config.policies:
             self.policy(spec)
             if self.shape.rented_groups and needs_forecast(self.provisioner(spec)):
-                _ = self.config.forecast.demand or self.traces.learnt_demand()
+                _ = self.config.forecast.demand or self.demand.learnt()
         _ = self.forecasts
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)
@@ -349,24 +268,7 @@ class Experiment:
 
     def outcome(self) -> dict[str, Any]:
         """Plain data that determines the results of cells, from `outcome_of`."""
-        return outcome_of(self.config, self.traces.files)
-
-    def _listed_jobs(self) -> list[Job]:
-        """Jobs listed in the configuration."""
-        workload = self.config.workload
-        return listed_jobs(workload.jobs, self.profiles.facts, self.shape.most_gpus, workload.metric)
-
-    def window_seed(self, window: str, seed: int) -> int:
-        """Seed of all randomness in a window, different for each window."""
-        return int(np.random.SeedSequence([seed, zlib.crc32(window.encode())]).generate_state(1)[0])
-
-    def _batch_sizes(self, model: str) -> list[int]:
-        """Batch sizes that jobs of a model may get: the model's choices, or its base batch size if it has none."""
-        return chosen_batch_sizes(self.profiles, JobType(model)) or [self.profiles.facts(model).batch.base]
-
-    def _useful_gpus(self, kind: JobType) -> int:
-        """Most GPUs over which a job's batch can be spread."""
-        return useful_gpus(kind.batch_size, self.tables().max_gpus, self.profiles.facts(kind.model).batch)
+        return outcome_of(self.config, self.workload.files)
 
 
 def prepare(config: Config) -> Experiment:

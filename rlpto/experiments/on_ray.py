@@ -31,6 +31,7 @@ from rlpto.experiments.session_loop import (
     session_predictor,
     session_rules,
 )
+from rlpto.experiments.workload import CHOICES, window_seed
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.planning.predictor import THREAD_SHARE, Predictor, predict, prediction_settings
@@ -205,7 +206,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
 
     Without a compilation cache this takes tens of seconds, during which jobs would wait for a decision.
     """
-    config, tables = experiment.config, experiment.tables(batch_sizes=True, servers=True)
+    config, tables = experiment.config, experiment.tables(CHOICES)
     ahead = prediction_settings(config.simulator)
     shape = ClusterShape(replace(node, rented=None, up=True) for node in experiment.shape)
     kind = tables.types[0]
@@ -264,7 +265,7 @@ class RealCells:
             backend = RayBackend(session, notice_file=self.config.ray.notice_file)
             keep, observers = False, (curves, lambda _: predictor.publish())
             place = (cell.window, cell.seed, backend, database, session, observers)
-            with rental_of(experiment, backend, experiment.window_seed(cell.window, cell.seed)) as rental:
+            with rental_of(experiment, backend, window_seed(cell.window, cell.seed)) as rental:
                 cluster = real_cluster(experiment, *place, keep=self.keep)
                 try:
                     record = run_session(experiment, cell, cluster, predictor, rental)
@@ -291,10 +292,10 @@ def real_cluster(
     database: database of the session; files of jobs lie in the same folder. keep: if True, existing controllers keep
     training when Ctrl-C comes meanwhile.
     """
-    config, known, own_seed = experiment.config, experiment.config.knowledge, experiment.window_seed(window, seed)
+    config, known, own_seed = experiment.config, experiment.config.knowledge, window_seed(window, seed)
     jobs = [replace(job, gpu_types=()) for job in experiment.jobs(window, seed)]  # unknown to estimates
     specs = job_specs(jobs, config.ray, session, database.path.parent / "jobs", own_seed)
-    tables = experiment.tables(batch_sizes=True, servers=True)
+    tables = experiment.tables(CHOICES)
     online = None
     if known.mode == "online":
         kinds = experiment.shape.kind_sizes
@@ -337,7 +338,7 @@ def run_session(
 
     policy = SwitchablePolicy(database, make, switching(make(cell.policy)), cluster.deciding)
     policy.reset(cell.seed)
-    forecasts, window = experiment.forecasts, experiment.traces.by_name[cell.window].window
+    forecasts, window = experiment.forecasts, experiment.workload.windows[cell.window]
     forecaster = None if forecasts is None else forecasts.for_run(window)
     nodes = nodes_of_cell(experiment, cluster, rental, cell.policy, cell.window, cell.seed)
     loop = SessionLoop(cluster, policy, config.queue, predictor, forecaster, nodes=nodes)

@@ -18,7 +18,7 @@ from typing import Any
 from rlpto import __version__
 from rlpto.agents.settings import BEST, LAST
 from rlpto.experiments.config import Config, load_config, resolved_yaml
-from rlpto.experiments.window_traces import Repetition
+from rlpto.experiments.workload import Repetition
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import digest, file_there, folder_there, write_text
 from rlpto.io.settings import Settings

@@ -18,6 +18,7 @@ from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import EnvPolicy, cluster_env, start_weights, training_setup, vector_env
 from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.workload import window_seed
 from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, save_weights
@@ -168,7 +169,7 @@ class TestSetup:
         own = setup.workloads[1]
         cluster = experiment.cluster("test-000", 4)
         assert own.jobs == cluster.jobs
-        assert own.seed == experiment.window_seed("test-000", 4)
+        assert own.seed == window_seed("test-000", 4)
         assert own.hours == 8.0
         np.testing.assert_array_equal(own.noise.speed, cluster._noise.speed)
 

@@ -99,7 +99,7 @@ def test_a_trace_may_name_metrics_job_by_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("load", [0.2, 1.5])
 def test_the_load_is_as_wanted(load: float) -> None:
     config = synthetic(load=load, windows={"hours": 48, "train": 0, "validation": 0, "test": 1})
-    trace = Experiment(config).traces.by_name["test-000"].trace
+    trace = Experiment(config).workload.trace("test-000")
     assert trace.gpus.max() <= 16
     assert offered_load(trace.gpus, trace.duration, 16, 2 * 86_400.0) == pytest.approx(load, rel=0.05)
 
@@ -122,9 +122,9 @@ def test_only_programs_with_a_bound_let_policies_choose_batch_sizes() -> None:
     def choices(**bounds: int) -> dict[str, list[int]]:
         overrides = [f"ray.programs.{name}.largest_batch_size={bound}" for name, bound in bounds.items()]
         experiment = prepare(load_config(CONFIGS / "ray_smoke.yaml", overrides))
-        tables = experiment.tables(batch_sizes=True)
+        tables = experiment.tables(["batch_sizes"])
         sizes = [(kind.model, size) for kind, size in zip(tables.types, tables.batch_size.tolist(), strict=True)]
-        return {name: [size for model, size in sizes if model == name and size] for name in experiment.models}
+        return {name: [size for model, size in sizes if model == name and size] for name in experiment.workload.models}
 
     assert choices() == {"digits_cnn": [], "digits_mlp": []}
     assert choices(digits_cnn=200) == {"digits_cnn": [64, 128, 200], "digits_mlp": []}
@@ -186,8 +186,8 @@ def test_files_give_windows_for_every_split_at_the_wanted_load(tmp_path: Path) -
     assert experiment.windows("train") == ["w-1-00", "w-1-01", "w-1-02", "w-2-00", "w-2-01", "w-2-02"]
     assert experiment.windows("validation") == ["w-1-03", "w-1-04", "w-1-05"]  # the same file, other draws
     assert experiment.windows("test") == ["w-3-00", "w-3-01", "w-3-02"]
-    for cut in experiment.traces.by_name.values():
-        window, trace = cut.window, cut.trace
+    for name, window in experiment.workload.windows.items():
+        trace = experiment.workload.trace(name)
         work = requested_work(trace, experiment.tables(), experiment.config.workload.mapping, 4)
         assert work.sum() / (16 * 7200) == pytest.approx(0.4, rel=0.2)
         assert window.end - window.start == 7200
@@ -213,7 +213,7 @@ def test_the_work_of_a_named_job_is_its_time_on_its_requested_gpus(tmp_path: Pat
         "cluster": ClusterSettings(nodes=(NodeGroup(count=12, gpus=4),)),  # a node for each job
     }
     experiment = Experiment(config.model_copy(update=alone))
-    trace = experiment.traces.by_name["w-3"].trace
+    trace = experiment.workload.trace("w-3")
     work = requested_work(trace, experiment.tables(), config.workload.mapping, experiment.shape.gpus_per_node)
     jobs = experiment.run_policy(experiment.policy("fifo"), "w-3", 0).jobs
     seconds = jobs.finish_time - jobs.start_time

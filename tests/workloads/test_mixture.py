@@ -23,7 +23,7 @@ def llm(**workload: object) -> Config:
 @pytest.mark.slow
 def test_the_mixture_of_llm_is_as_its_sources_say() -> None:
     experiment = Experiment(llm(days=280, windows={"hours": 168}))
-    traces = [experiment.traces.by_name[window].trace for window in experiment.windows("train")]
+    traces = [experiment.workload.trace(window) for window in experiment.windows("train")]
     assert len(traces) == 28
     duration = np.concatenate([trace.duration for trace in traces])
     gpus = np.concatenate([trace.gpus for trace in traces])
@@ -46,8 +46,8 @@ def test_jobs_of_a_class_are_as_it_says_and_the_same_every_time() -> None:
     one = {"name": "tests", "share": 1, "minutes": [10, 40], "priority": "high", "models": {"mpt-7b": {8: 3, 128: 1}}}
     experiment = Experiment(llm(mixture=[one]))
     window = experiment.windows("test")[0]
-    trace = experiment.traces.by_name[window].trace
-    again = Experiment(llm(mixture=[one])).traces.by_name[window].trace
+    trace = experiment.workload.trace(window)
+    again = Experiment(llm(mixture=[one])).workload.trace(window)
     assert np.array_equal(trace.duration, again.duration)
     assert set(trace.gpus.tolist()) == {8, 128}
     assert np.mean(trace.gpus == 8) == pytest.approx(0.75, abs=0.05)

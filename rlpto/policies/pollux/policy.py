@@ -21,6 +21,7 @@ from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import Settings
+from rlpto.knowledge.known import AS_POLLUX
 from rlpto.performance.metrics import METRIC_NAMES, METRICS, UtilityBand
 from rlpto.policies.pollux.search import search
 
@@ -69,6 +70,8 @@ class Pollux(BasePolicy[PolluxOptions]):
     summary = "power mean of speed-ups over a fair share, restarts counted, with placement; knows no remaining work"
     source = "Qiao et al., OSDI 2021 (Pollux, AdaptDL)"
     Options = PolluxOptions
+    knowledge_rules = AS_POLLUX
+    """Simulated jobs with online knowledge always form their estimates by these rules."""
 
     def reset(self, seed: int) -> None:
         self._seed = seed
