@@ -97,6 +97,7 @@ def evaluate(
     """
     from rlpto.evaluation.runner import cells_of_earlier_runs
     from rlpto.evaluation.tables import print_results
+    from rlpto.experiments.config import with_policies
     from rlpto.experiments.evaluate import (
         jobs_of_file,
         missed_switches,
@@ -114,14 +115,9 @@ def evaluate(
         *([] if profiles is None else [f"profiles.folder={json.dumps(str(profiles))}"]),
         *_window_keys(windows, trace),
     ]
-    source = _source(config, run)
-    resolved = read_config(source, overrides, seed)
+    resolved = read_config(_source(config, run), overrides, seed)
     if policies is not None and (run is None or policies.strip() != ALL):
-        chosen = _chosen_policies(policies, resolved.policies, run)
-        if chosen:
-            resolved = read_config(source, [*overrides, f"policies={json.dumps(chosen)}"], seed)
-        else:
-            resolved = resolved.model_copy(update={"policies": ()})
+        resolved = with_policies(resolved, _chosen_policies(policies, resolved.policies, run))
     resolved = resolved if run is None else with_agents(resolved, run)
     resolved = with_reference(resolved, policies is not None)
     folder = run_dir or _default_folder(resolved.name, run, trace, cluster)

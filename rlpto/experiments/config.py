@@ -304,6 +304,10 @@ class Config(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     """The windows and seeds on which policies are compared."""
 
+    def __hash__(self) -> int:
+        """Hash the content, so that a cache can be keyed by the configuration."""
+        return hash(self.model_dump_json())
+
 
 def load_config(
     source: Config | Path | str, overrides: Sequence[str] | Mapping[str, Any] = (), *, option: str = "--set"
@@ -338,6 +342,16 @@ def load_config(
         location, problem = first_problem(error, Config)
         typed = any(location[: len(start)] == start for start in changed)
         raise ConfigError(f"{file.place(location) if file and not typed else option}: {problem}") from None
+
+
+def with_policies(config: Config, specs: Sequence[str]) -> Config:
+    """Return the configuration with other policies, or none. specs: as typed on the command line, so their paths are
+    relative to the working directory. Raises ConfigError for a spec that cannot be read."""
+    try:
+        typed = Config.model_validate({"policies": [*map(TypedOnCommandLine, specs)]}).policies if specs else ()
+    except ValidationError as error:
+        raise ConfigError(f"--policies: {first_problem(error, Config)[1]}") from None
+    return config.model_copy(update={"policies": typed})
 
 
 def _as_texts(tree: Mapping[str, Any], inside: str = "") -> list[str]:

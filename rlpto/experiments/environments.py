@@ -198,22 +198,22 @@ def cached_setup(config: Config, split: str, seeds: Iterable[int] | None, make: 
         seeds = tuple(seeds)
         for seed in seeds:
             check_integer("seeds", seed, 0, LARGEST_SEED)
-    content = config.model_dump_json()
-    return cast(SetupKind, _cached_setup(content, _stamps(content), split, seeds, make))
+    return cast(SetupKind, _cached_setup(config, _stamps(config), split, seeds, make))
 
 
 @lru_cache(maxsize=4)
 def _cached_setup(
-    content: str, stamps: object, split: str, seeds: tuple[int, ...] | None, make: Callable[..., EnvSetup]
+    config: Config, stamps: object, split: str, seeds: tuple[int, ...] | None, make: Callable[..., EnvSetup]
 ) -> EnvSetup:
-    """Return the setup of a configuration in JSON. stamps: cache key, changes when a file that it names changes."""
+    """Return the setup of a configuration. stamps: cache key, changes when a file that it names changes."""
     del stamps
-    return make(Experiment(Config.model_validate_json(content)), split, seeds)
+    return make(Experiment(config), split, seeds)
 
 
-def _stamps(content: str) -> tuple[tuple[str, int, int], ...]:
-    """Return path, time and size of all files, also within folders, that a configuration in JSON names."""
-    named = [path for text in re.findall(r'"(/[^"]+)"', content) for path in (*glob(text), *glob(f"{text}/**/*"))]
+def _stamps(config: Config) -> tuple[tuple[str, int, int], ...]:
+    """Return path, time and size of all files, also within folders, that a configuration names."""
+    texts = re.findall(r'"(/[^"]+)"', config.model_dump_json())
+    named = [path for text in texts for path in (*glob(text), *glob(f"{text}/**/*"))]
     about = ((path, os.stat(path)) for path in sorted(named))
     return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in about)
 

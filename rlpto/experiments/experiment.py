@@ -271,14 +271,10 @@ class Experiment:
         return outcome_of(self.config, self.workload.files)
 
 
+@lru_cache(maxsize=1)
 def prepare(config: Config) -> Experiment:
     """Return the experiment of a configuration. The latest experiment is cached, so a process prepares it once."""
-    return _prepare(config.model_dump_json())
-
-
-@lru_cache(maxsize=1)
-def _prepare(config: str) -> Experiment:
-    return Experiment(Config.model_validate_json(config))
+    return Experiment(config)
 
 
 def run_cell(config: Config, cell: Cell, *, sealed: bool = False) -> RunRecord:

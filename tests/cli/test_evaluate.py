@@ -88,6 +88,7 @@ def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: P
             ["--set", "workload.source=follow"],
             ["workload.source: expected 'synthetic', 'trace', 'files', 'jobs' or 'frozen'"],
         ),
+        (["--policies", "fifo>a:las"], ["--policies: policies.0: policy switch 'a:las'", "expected SECONDS:POLICY"]),
         (["--policies", "fifo>600:lass"], ["no policy 'lass'", "did you mean las?"]),
         (["--policies", "fifo:backfil=1"], ["backfil", "did you mean backfill?"]),
         (["--policies", "index:weights=exp.yaml"], ["exp.yaml", "not a file of index weights"]),
