@@ -10,9 +10,8 @@ known, and forecasts are of the step that has begun and of the steps that follow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from rlpto.forecasting.registry import load, make_forecaster
 from rlpto.forecasting.series import DAY, MIN_POINTS, MONDAY, ForecastError, TimeSeries
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError
-from rlpto.workloads.windows import Window
 
 LEVELS = (0.1, 0.9)
 """Levels of the quantiles that a forecast gives as low and high."""
@@ -35,8 +33,6 @@ SHARE_HALF_LIFE_S = DAY
 """Seconds after which a job counts half in the shares of the classes."""
 PRIOR_JOBS = 20.0
 """Weight, in jobs, of the usual shares of the classes at the start."""
-REPLAYED_STEPS = 200
-"""Steps at the end of the past that are forecast one by one, to know errors from the start."""
 HISTORY_S = 28 * DAY
 """Seconds before a workload's start that a forecaster uses."""
 WARM_UP_S = DAY
@@ -75,15 +71,20 @@ def past_of(
     return Past(jobs, usual, start)
 
 
-def load_model(path: Path, step: float) -> Forecaster:
-    """Load a fitted forecaster. Raises ConfigError if the file is missing, broken, or of another step [s]."""
+def load_model(settings: ForecastSettings) -> Forecaster | None:
+    """Load the fitted forecaster of the settings, if they name one. Raises ConfigError if the file is missing, broken,
+    or of another step."""
+    if settings.model is None:
+        return None
     try:
-        model = load(path)
+        model = load(settings.model)
     except ForecastError as wrong:
         raise ConfigError(f"forecast.model: {wrong}") from None
-    fitted = float(model.state().values["step"])
+    step, fitted = settings.step, float(model.state().values["step"])
     if not math.isclose(fitted, step):
-        raise ConfigError(f"forecast.every: {step:g} s, expected the {fitted:g} s that {path} was fitted with")
+        raise ConfigError(
+            f"forecast.every: {step:g} s, expected the {fitted:g} s that {settings.model} was fitted with"
+        )
     return model
 
 
@@ -158,82 +159,31 @@ class ClassForecasts:
         return Forecast(*(np.outer(total, shares) for total in totals))
 
 
-def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster | None = None) -> ClassForecasts:
-    """Return forecasts that can be sampled from the start: the end of the past is forecast from the time before it.
+class WindowForecasts:
+    """Forecasts while the jobs of one window arrive.
 
-    The arguments are the same as for `ClassForecasts`. Jobs of the past are made whole: unknown classes are sampled.
-    """
-    memory, steps = PathMemory(horizon, CLASSES), min(REPLAYED_STEPS, len(past.jobs) // 2)
-    if steps:
-        first, rng = len(past.jobs) - steps, np.random.default_rng(0)
-        before = replace(past, jobs=past.jobs[:first], start=past.start - steps * step)
-        source = ClassForecasts(before, step, horizon, fitted, memory)
-        for at in range(steps):
-            jobs = np.floor(past.jobs[first + at])
-            # Jobs of unknown class count in shares; whole ones are made of what the shares add up to.
-            missing = round(float(past.jobs[first + at].sum() - jobs.sum()))
-            jobs += rng.multinomial(missing, past.usual / past.usual.sum())
-            own = np.repeat(np.arange(CLASSES), jobs.astype(np.int64))
-            source.arrived(np.full(len(own), (at + 0.5) * step), own)
-        source.forecast(steps)
-    return ClassForecasts(past, step, horizon, fitted, memory)
-
-
-@dataclass
-class StateForecaster:
-    """Passes arrivals in a cluster to a source, and adds its forecast to the states that policies see.
-
-    source: forecasts of one workload; each run needs its own. step: length of its steps [s]. last: number of steps
-    after which forecasts stop changing, because the lack of submissions after a window is no pattern to learn.
+    source: forecasts of the window; each run needs its own. step: length of its steps [s]. last: number of steps after
+    which forecasts stop changing, because the lack of submissions after a window is no pattern to learn.
     """
 
-    source: ClassForecasts
-    step: float
-    last: int
-    _seen: BoolArray = field(default_factory=lambda: np.zeros(64, dtype=np.bool_), repr=False)
+    def __init__(self, source: ClassForecasts, step: float, last: int) -> None:
+        self._source, self._step, self._last = source, step, last
+        self._seen: BoolArray = np.zeros(64, dtype=np.bool_)
 
     def __call__(self, state: ClusterState) -> ClusterState:
-        """Return the same state with its forecast. No job comes and goes between two states."""
+        """Return a state of the cluster with its forecast. No job comes and goes between two states."""
         jobs, last = state.jobs, int(state.jobs.index.max(initial=-1))
         if last >= len(self._seen):
             self._seen = np.concatenate([self._seen, np.zeros(last + 1, dtype=np.bool_)])
         new = ~self._seen[jobs.index]
         if new.any():
             self._seen[jobs.index] = True
-            self.source.arrived(jobs.submit_time[new], jobs.priority[new])
-        return replace(state, forecast=self.source.forecast(min(int(state.time / self.step), self.last)))
+            self._source.arrived(jobs.submit_time[new], jobs.priority[new])
+        return replace(state, forecast=self._source.forecast(min(int(state.time / self._step), self._last)))
 
-
-def window_forecasts(source: ClassForecasts, jobs: Sequence[Job], last: int) -> list[Forecast | None]:
-    """Return the forecasts of `source` after 0, 1, ... `last` steps, each from the jobs of earlier steps."""
-    own = np.array([job.priority for job in jobs], dtype=np.int64)
-    source.arrived(np.array([job.submit_time for job in jobs]), own)
-    return [source.forecast(known) for known in range(last + 1)]
-
-
-class WindowForecasts:
-    """Forecasts for windows. Raises ConfigError if the model cannot be used.
-
-    past: function that returns the past of a window, in steps of the settings.
-    """
-
-    def __init__(self, settings: ForecastSettings, past: Callable[[Window], Past]) -> None:
-        self.step, self._horizon, self._past = settings.step, settings.horizon, past
-        self._model = None if settings.model is None else load_model(settings.model, self.step)
-
-    def for_run(self, window: Window) -> StateForecaster:
-        """Return a forecaster for one run on a window, from the arrivals in it."""
-        return StateForecaster(self._source(window), self.step, self._last(window))
-
-    def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
-        """Return all forecasts of a window, after 0, 1, ... steps, equal to those from `for_run` while its jobs
-        arrive.
-        """
-        return window_forecasts(self._source(window), jobs, self._last(window))
-
-    def _source(self, window: Window) -> ClassForecasts:
-        return ClassForecasts(self._past(window), self.step, self._horizon, self._model)
-
-    def _last(self, window: Window) -> int:
-        """Number of whole steps in a window."""
-        return int((window.end - window.start) / self.step)
+    def known(self, jobs: Sequence[Job]) -> list[Forecast | None]:
+        """Return the forecasts after 0, 1, ... steps, each from the jobs of earlier steps. They are equal to the
+        forecasts in the states of a run on these jobs."""
+        own = np.array([job.priority for job in jobs], dtype=np.int64)
+        self._source.arrived(np.array([job.submit_time for job in jobs]), own)
+        return [self._source.forecast(known) for known in range(self._last + 1)]

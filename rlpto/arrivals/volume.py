@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.arrivals.online import Past, load_model, sampling_forecasts
-from rlpto.arrivals.sampled import CLASSES, Futures, sample_arrivals
+from rlpto.arrivals.online import ClassForecasts, Past, load_model
+from rlpto.arrivals.sampled import CLASSES, Futures, PathMemory, sample_arrivals
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job
@@ -36,11 +36,11 @@ class VolumeForecast:
     """
 
     def __init__(self, settings: ForecastSettings, began: float, seed: int, since: float = 0.0) -> None:
-        model = load_model(settings.model, settings.step) if settings.model is not None else None
+        memory = PathMemory(settings.horizon, CLASSES)
         self._step, self._seed, self._began = settings.step, seed, began
         self._first = self._last = self._over = int(since / settings.step)
         past = Past(np.zeros((0, CLASSES)), np.full(CLASSES, 1 / CLASSES), began + self._first * settings.step)
-        self._source = sampling_forecasts(past, settings.step, settings.horizon, model)
+        self._source = ClassForecasts(past, settings.step, settings.horizon, load_model(settings), memory)
         self._mean_service: float | None = None
         self._donors: deque[Job] = deque(maxlen=DONORS)
         self._seen: dict[int, float] = {}

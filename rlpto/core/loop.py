@@ -143,7 +143,7 @@ def run(
 ) -> RunRecord:
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
 
-    forecaster: adds a forecast to every state, such as a new `rlpto.arrivals.online.StateForecaster`. nodes: decides on
+    forecaster: adds a forecast to every state, such as a new `rlpto.arrivals.online.WindowForecasts`. nodes: decides on
     rented nodes; required if there are any. forecaster, sealed: passed to `DecisionLoop`.
 
     Raises PolicyError if the policy returns something that is not an allocation, changes the list of jobs, or lets jobs

@@ -245,12 +245,12 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int, pref
     own_seed = window_seed(window, seed)
     span = experiment.workload.windows[window]
     ahead: dict[str, Any] = {}
-    if (forecasts := experiment.forecasts) is not None:
+    if (forecasts := experiment.forecasts(window)) is not None:
         horizon = experiment.config.env.horizon
         nothing = np.zeros(horizon * FORECAST_FEATURES, dtype=np.float32)
-        known = forecasts.known(span, jobs)
+        known = forecasts.known(jobs)
         seen = [nothing if forecast is None else forecast_features(forecast, horizon) for forecast in known]
-        ahead = {"forecast": np.stack(seen), "forecast_step": forecasts.step}
+        ahead = {"forecast": np.stack(seen), "forecast_step": experiment.config.forecast.step}
     return Workload(
         name=f"{prefix}{window}/{seed}",
         jobs=jobs,

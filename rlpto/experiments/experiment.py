@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlpto.arrivals.online import WindowForecasts
+from rlpto.arrivals.online import ClassForecasts, WindowForecasts, load_model
 from rlpto.core.cluster import background_at, check_servers_fit, place_background
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
@@ -25,6 +25,7 @@ from rlpto.experiments.config import Config, KnowledgeSettings
 from rlpto.experiments.run_folder import files_digest, outcome_of
 from rlpto.experiments.window_demand import WindowDemand
 from rlpto.experiments.workload import CHOICES, Choice, WindowedWorkload, window_seed
+from rlpto.forecasting.base import Forecaster
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.knowledge.by_size import COMPILED_WORK
 from rlpto.knowledge.known import BatchCache, Knowledge
@@ -212,15 +213,13 @@ class Experiment:
         spec: the policy's spec, which may name the provisioner. sealed: passed to `rlpto.core.loop.run`.
         """
         cluster = self.cluster(window, seed, policy)
-        cut = self.workload.windows[window]
-        forecaster = None if self.forecasts is None else self.forecasts.for_run(cut)
         queue, reward = self.config.queue, self.config.reward
         with naming_line(policy.name, policy):
             record = run(
                 *(cluster, policy, queue, reward),
                 window=window,
                 seed=seed,
-                forecaster=forecaster,
+                forecaster=self.forecasts(window),
                 nodes=self.rented_nodes(cluster, cluster.jobs, spec, window) if self.shape.rented_groups else None,
                 sealed=sealed,
             )
@@ -233,11 +232,17 @@ class Experiment:
         return self.run_policy(self.policy(cell.policy), cell.window, cell.seed, spec=cell.policy, sealed=sealed)
 
     @cached_property
-    def forecasts(self) -> WindowForecasts | None:
-        """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for an unusable model."""
-        settings = self.config.forecast
-        past = self.workload.past
-        return None if settings.mode == "off" else WindowForecasts(settings, past)
+    def _forecaster(self) -> Forecaster | None:
+        """The fitted forecaster of arrivals, if there is one. Raises ConfigError for an unusable file."""
+        return load_model(self.config.forecast)
+
+    def forecasts(self, window: str) -> WindowForecasts | None:
+        """Return forecasts for one run on a window; None if nothing is forecast."""
+        settings, cut = self.config.forecast, self.workload.windows[window]
+        if settings.mode == "off":
+            return None
+        source = ClassForecasts(self.workload.past(cut), settings.step, settings.horizon, self._forecaster)
+        return WindowForecasts(source, settings.step, int((cut.end - cut.start) / settings.step))
 
     def cells(self) -> list[Cell]:
         """All runs of the evaluation: every policy on every window with every seed."""
@@ -256,7 +261,8 @@ class Experiment:
             self.policy(spec)
             if self.shape.rented_groups and needs_forecast(self.provisioner(spec)):
                 _ = self.config.forecast.demand or self.demand.learnt()
-        _ = self.forecasts
+        if self.config.forecast.mode == "on":
+            _ = self._forecaster
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)
             check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables()), self.tables(), self.shape)

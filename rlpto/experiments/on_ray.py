@@ -338,10 +338,8 @@ def run_session(
 
     policy = SwitchablePolicy(database, make, switching(make(cell.policy)), cluster.deciding)
     policy.reset(cell.seed)
-    forecasts, window = experiment.forecasts, experiment.workload.windows[cell.window]
-    forecaster = None if forecasts is None else forecasts.for_run(window)
     nodes = nodes_of_cell(experiment, cluster, rental, cell.policy, cell.window, cell.seed)
-    loop = SessionLoop(cluster, policy, config.queue, predictor, forecaster, nodes=nodes)
+    loop = SessionLoop(cluster, policy, config.queue, predictor, experiment.forecasts(cell.window), nodes=nodes)
     while not cluster.done:
         loop.step()
     rented = NodeRecords() if nodes is None else nodes.records()

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.arrivals.online import ClassForecasts, Past, load_model, past_of, sampling_forecasts, window_forecasts
+from rlpto.arrivals.online import ClassForecasts, Past, WindowForecasts, load_model, past_of
 from rlpto.arrivals.sampled import LEAST_ORIGINS, Futures, PathMemory, as_believed, sample_arrivals, sample_paths
+from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job
 from rlpto.forecasting.base import Forecaster
@@ -36,6 +37,10 @@ def quiet_past(steps: int, jobs: float) -> Past:
 
 def source_of(past: Past) -> ClassForecasts:
     return ClassForecasts(past, STEP, 3)
+
+
+def known(source: ClassForecasts, jobs: list[Job], last: int) -> list[Forecast | None]:
+    return WindowForecasts(source, STEP, last).known(jobs)
 
 
 def arrivals(steps: list[list[int]]) -> list[Job]:
@@ -63,7 +68,7 @@ def same(one: Forecast | None, other: Forecast | None) -> bool:
 def test_the_total_is_split_by_the_shares_of_the_classes_which_follow_what_arrives() -> None:
     source = source_of(quiet_past(60, jobs=10))
     before = source.forecast(0)
-    after = window_forecasts(source, arrivals([[0] * 10] * 72), 72)[-1]
+    after = known(source, arrivals([[0] * 10] * 72), 72)[-1]
     np.testing.assert_allclose(before.mean, np.tile(10 * USUAL, (3, 1)), rtol=1e-6)
     shares = after.mean[0] / after.mean[0].sum()
     assert shares[0] > 0.5 > before.mean[0, 0] / before.mean[0].sum()
@@ -73,10 +78,10 @@ def test_the_total_is_split_by_the_shares_of_the_classes_which_follow_what_arriv
 
 def test_what_is_given_step_by_step_is_forecast_like_what_is_given_at_once() -> None:
     jobs = arrivals([[0, 1, 2], [1], [], [0, 0], [2, 1], []] * 6)
-    every, source = window_forecasts(source_of(quiet_past(30, 3)), jobs, 36), source_of(quiet_past(30, 3))
-    for known in range(37):
-        new = [job for job in jobs if int(job.submit_time / STEP) == known - 1]
-        assert same(window_forecasts(source, new, known)[-1], every[known])
+    every, source = known(source_of(quiet_past(30, 3)), jobs, 36), source_of(quiet_past(30, 3))
+    for steps in range(37):
+        new = [job for job in jobs if int(job.submit_time / STEP) == steps - 1]
+        assert same(known(source, new, steps)[-1], every[steps])
 
 
 @given(
@@ -91,8 +96,8 @@ def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], 
     others = counts[:changed] + [other + own for own in counts[changed:]]
     past = quiet_past(20, 2) if with_past else NOTHING
     last = len(counts)
-    one, two = (window_forecasts(source_of(past), arrivals(steps), last) for steps in (counts, others))
-    assert all(same(one[known], two[known]) for known in range(changed + 1))
+    one, two = (known(source_of(past), arrivals(steps), last) for steps in (counts, others))
+    assert all(same(one[at], two[at]) for at in range(changed + 1))
     if with_past or changed >= 10:
         assert not same(one[last], two[last])
 
@@ -141,10 +146,11 @@ class TestModel:
     def test_a_file_of_no_use_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "hourly.pt"
         make_forecaster("naive").fit(TimeSeries(daily(2), 3600.0)).save(path)
-        assert isinstance(load_model(path, 3600.0), Naive)
+        settings = ForecastSettings(model=path, every="1h")
+        assert isinstance(load_model(settings), Naive)
         path.write_bytes(b"something else")
         with pytest.raises(ConfigError, match=r"forecast.model: .*hourly.pt: truncated, damaged or foreign"):
-            load_model(path, 3600.0)
+            load_model(settings)
 
 
 MEAN = np.array([[4.0, 1.0, 0.2], [6.0, 2.0, 0.2], [8.0, 0.0, 0.2], [5.0, 1.0, 0.2]])
@@ -231,13 +237,15 @@ def seen_jobs() -> list[Job]:
 
 
 def test_as_many_jobs_arrive_as_are_forecast() -> None:
-    assert sampling_forecasts(NOTHING, STEP, HORIZON).paths(0, 4, np.random.default_rng(0)) is None, "nothing is known"
+    source = ClassForecasts(NOTHING, STEP, HORIZON, memory=PathMemory(HORIZON, 3))
+    assert source.paths(0, 4, np.random.default_rng(0)) is None, "nothing is known"
     rng = np.random.default_rng(0)
     level = np.repeat(rng.gamma(1.0, 1.0, 50), 12)  # bursts of two hours, of all classes at once
-    past = Past(rng.poisson(4 * level[:, None] * USUAL).astype(float), USUAL)
-    source = sampling_forecasts(past, STEP, HORIZON)
-    forecast = source.forecast(0)
-    counts = source.paths(0, 3000, np.random.default_rng(0))
+    seen = rng.poisson(4 * level[:, None] * USUAL)
+    at, classes = np.indices(seen.shape).reshape(2, -1)
+    source.arrived(STEP * np.repeat(at, seen.ravel()), np.repeat(classes, seen.ravel()))
+    forecast = source.forecast(len(seen))
+    counts = source.paths(len(seen), 3000, np.random.default_rng(0))
     np.testing.assert_allclose(counts.mean(axis=0), forecast.mean, rtol=0.1)
     total = counts.sum(axis=2)
     assert np.corrcoef(total[:, 0], total[:, 3])[0, 1] > 0.3, "a burst goes on"

@@ -86,7 +86,7 @@ def test_off_leaves_everything_as_it_was() -> None:
     window = off.windows("train")[0]
     assert "forecast" not in off.outcome()
     assert "forecast" in on.outcome()
-    assert off.forecasts is None
+    assert off.forecasts(window) is None
     policy, states = watched_index()
     without = off.run_policy(policy, window, 0)
     assert all(state.forecast is None for state in states)
