@@ -62,7 +62,7 @@ def cluster_env(
 
     Raises ConfigError, TraceError, ProfileError, JobError or CheckpointError for errors in any of them.
     """
-    setup = cached_setup(changed_config(config, overrides, settings), split, seeds, training_setup)
+    setup = env_setup(training_setup, config, split, seeds, overrides, **settings)
     return ClusterEnv(setup, render_mode)
 
 
@@ -89,7 +89,7 @@ def vector_env(
 
     The other parameters have the same meaning in `cluster_env`.
     """
-    setup = cached_setup(changed_config(config, overrides, settings), split, seeds, training_setup)
+    setup = env_setup(training_setup, config, split, seeds, overrides, **settings)
     return ClusterVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
 
 
@@ -188,8 +188,17 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
     return tables.within(shape.kind_gpus)
 
 
-def cached_setup(config: Config, split: str, seeds: Iterable[int] | None, make: Callable[..., SetupKind]) -> SetupKind:
-    """Return the setup of a configuration: the same object as long as neither configuration nor files change."""
+def env_setup(
+    make: Callable[..., SetupKind],
+    config: Config | Path | str,
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    overrides: Overrides = (),
+    **settings: Any,
+) -> SetupKind:
+    """Return what `make` builds of an experiment, a split and seeds, as `training_setup` does: the same object as long
+    as neither configuration nor files change. The other parameters have the same meaning in `cluster_env`."""
+    config = changed_config(config, overrides, settings)
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split: expected train, validation or test, got {split!r}")
     if seeds is not None:

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from rlpto.envs.nodes import NodesEnv, NodesSetup, NodesVectorEnv
 from rlpto.envs.rendering import METADATA
 from rlpto.experiments.config import Config
-from rlpto.experiments.environments import Overrides, cached_setup, changed_config, setup_parts
+from rlpto.experiments.environments import env_setup, setup_parts
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
@@ -24,20 +24,13 @@ DEFAULT = "rented"
 """Default configuration of these environments."""
 
 
-def nodes_env(
-    config: Config | Path | str = DEFAULT,
-    split: str = "train",
-    seeds: Iterable[int] | None = None,
-    render_mode: str | None = None,
-    overrides: Overrides = (),
-    **settings: Any,
-) -> NodesEnv:
+def nodes_env(config: Config | Path | str = DEFAULT, render_mode: str | None = None, **given: Any) -> NodesEnv:
     """Make a single environment in which nodes are rented: `gymnasium.make("rlpto/Nodes-v1", ...)`.
 
-    config: an experiment with rented nodes; its `provision` is the heuristic of action zero. The other parameters have
-    the same meaning in `cluster_env`.
+    config: an experiment with rented nodes; its `provision` is the heuristic of action zero. given: the other
+    parameters of `cluster_env`, with the same meaning.
     """
-    return NodesEnv(cached_setup(changed_config(config, overrides, settings), split, seeds, nodes_setup), render_mode)
+    return NodesEnv(env_setup(nodes_setup, config, **given), render_mode)
 
 
 setattr(nodes_env, "metadata", METADATA)  # noqa: B010
@@ -46,18 +39,15 @@ setattr(nodes_env, "metadata", METADATA)  # noqa: B010
 def nodes_vector_env(
     num_envs: int = 1,
     config: Config | Path | str = DEFAULT,
-    split: str = "train",
-    seeds: Iterable[int] | None = None,
     render_mode: str | None = None,
-    overrides: Overrides = (),
     seed: int | None = None,
     max_episode_steps: int | None = None,
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-    **settings: Any,
+    **given: Any,
 ) -> NodesVectorEnv:
     """Make such environments that step together: `gymnasium.make_vec("rlpto/Nodes-v1", num_envs=...)`. The parameters
-    have the same meaning in `vector_env`."""
-    setup = cached_setup(changed_config(config, overrides, settings), split, seeds, nodes_setup)
+    have the same meaning in `vector_env`; given: its other parameters."""
+    setup = env_setup(nodes_setup, config, **given)
     return NodesVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
 
 
