@@ -39,10 +39,6 @@ def source_of(past: Past) -> ClassForecasts:
     return ClassForecasts(past, STEP, 3)
 
 
-def known(source: ClassForecasts, jobs: list[Job], last: int) -> list[Forecast | None]:
-    return WindowForecasts(source, STEP, last).known(jobs)
-
-
 def arrivals(steps: list[list[int]]) -> list[Job]:
     """Jobs of these classes, evenly spread over each step."""
     return [
@@ -68,7 +64,7 @@ def same(one: Forecast | None, other: Forecast | None) -> bool:
 def test_the_total_is_split_by_the_shares_of_the_classes_which_follow_what_arrives() -> None:
     source = source_of(quiet_past(60, jobs=10))
     before = source.forecast(0)
-    after = known(source, arrivals([[0] * 10] * 72), 72)[-1]
+    after = WindowForecasts(source, STEP, 72).known(arrivals([[0] * 10] * 72))[-1]
     np.testing.assert_allclose(before.mean, np.tile(10 * USUAL, (3, 1)), rtol=1e-6)
     shares = after.mean[0] / after.mean[0].sum()
     assert shares[0] > 0.5 > before.mean[0, 0] / before.mean[0].sum()
@@ -78,10 +74,10 @@ def test_the_total_is_split_by_the_shares_of_the_classes_which_follow_what_arriv
 
 def test_what_is_given_step_by_step_is_forecast_like_what_is_given_at_once() -> None:
     jobs = arrivals([[0, 1, 2], [1], [], [0, 0], [2, 1], []] * 6)
-    every, source = known(source_of(quiet_past(30, 3)), jobs, 36), source_of(quiet_past(30, 3))
-    for steps in range(37):
-        new = [job for job in jobs if int(job.submit_time / STEP) == steps - 1]
-        assert same(known(source, new, steps)[-1], every[steps])
+    one, source = (source_of(quiet_past(30, 3)) for _ in range(2))
+    for known, every in enumerate(WindowForecasts(one, STEP, 36).known(jobs)):
+        new = [job for job in jobs if int(job.submit_time / STEP) == known - 1]
+        assert same(WindowForecasts(source, STEP, known).known(new)[-1], every)
 
 
 @given(
@@ -96,8 +92,8 @@ def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], 
     others = counts[:changed] + [other + own for own in counts[changed:]]
     past = quiet_past(20, 2) if with_past else NOTHING
     last = len(counts)
-    one, two = (known(source_of(past), arrivals(steps), last) for steps in (counts, others))
-    assert all(same(one[at], two[at]) for at in range(changed + 1))
+    one, two = (WindowForecasts(source_of(past), STEP, last).known(arrivals(steps)) for steps in (counts, others))
+    assert all(map(same, one[: changed + 1], two))
     if with_past or changed >= 10:
         assert not same(one[last], two[last])
 
@@ -241,11 +237,9 @@ def test_as_many_jobs_arrive_as_are_forecast() -> None:
     assert source.paths(0, 4, np.random.default_rng(0)) is None, "nothing is known"
     rng = np.random.default_rng(0)
     level = np.repeat(rng.gamma(1.0, 1.0, 50), 12)  # bursts of two hours, of all classes at once
-    seen = rng.poisson(4 * level[:, None] * USUAL)
-    at, classes = np.indices(seen.shape).reshape(2, -1)
-    source.arrived(STEP * np.repeat(at, seen.ravel()), np.repeat(classes, seen.ravel()))
-    forecast = source.forecast(len(seen))
-    counts = source.paths(len(seen), 3000, np.random.default_rng(0))
+    at = np.repeat(np.arange(600), rng.poisson(4 * level))
+    source.arrived(STEP * at, rng.choice(3, len(at), p=USUAL))
+    forecast, counts = source.forecast(600), source.paths(600, 3000, np.random.default_rng(0))
     np.testing.assert_allclose(counts.mean(axis=0), forecast.mean, rtol=0.1)
     total = counts.sum(axis=2)
     assert np.corrcoef(total[:, 0], total[:, 3])[0, 1] > 0.3, "a burst goes on"

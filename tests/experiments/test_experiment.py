@@ -187,8 +187,8 @@ def test_files_give_windows_for_every_split_at_the_wanted_load(tmp_path: Path) -
     assert experiment.windows("validation") == ["w-1-03", "w-1-04", "w-1-05"]  # the same file, other draws
     assert experiment.windows("test") == ["w-3-00", "w-3-01", "w-3-02"]
     for name, window in experiment.workload.windows.items():
-        trace = experiment.workload.trace(name)
-        work = requested_work(trace, experiment.tables(), experiment.config.workload.mapping, 4)
+        mapping = experiment.config.workload.mapping
+        work = requested_work(experiment.workload.trace(name), experiment.tables(), mapping, 4)
         assert work.sum() / (16 * 7200) == pytest.approx(0.4, rel=0.2)
         assert window.end - window.start == 7200
 
