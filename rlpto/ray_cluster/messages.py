@@ -262,7 +262,7 @@ def last_report(spec: JobSpec) -> JobReport | None:
     record: the job resumes from its checkpoint."""
     try:
         kept = json.loads(Path(spec.folder, RECORD).read_text(encoding="utf-8"))
-        earlier = tuple(JobReport(**one) for one in kept["earlier"])
-        return JobReport(**kept["report"], earlier=earlier) if kept["outcome"] == "finished" else None
+        report = JobReport(**kept["report"], earlier=tuple(JobReport(**one) for one in kept["earlier"]))
+        return report if report.state == "finished" else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -96,7 +96,7 @@ def test_speeds_by_kind_of_gpu_are_those_at_the_jobs_own_batch_sizes_and_outlive
     """They are what fits and online estimates rest on."""
     statistics = TrainingStatistics()
     for at, gpu in enumerate(("t4", "a100")):
-        statistics.grouped(Size(1, 1, gpu=gpu), rescaled=False, faulty_since=None)
+        statistics.grouped(Size(1, 1, gpu=gpu), rescaled=False)
         for number in range(1, 7):
             chosen = number > 3
             statistics.add([chunk(10 * at + number, 32 if chosen else 8 * (1 + at), chosen)])

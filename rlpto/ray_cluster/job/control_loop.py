@@ -1,7 +1,8 @@
 """The work of a controller: start and release workers, group them, have them train, and recover from faults.
 
 One task does all of it, in turns. A turn ends when the group of workers has to change; reasons for a change
-(a command, a warm worker, a fault) are checked between chunks of training, when nothing is in flight.
+(a command, a warm worker, a fault) are checked between chunks of training, when nothing is in flight. The phases of
+the work, and the transitions between them, are in `rlpto.ray_cluster.job.phases`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from rlpto.io.errors import CheckpointError
 from rlpto.ray_cluster.job.job_folder import JobFolder
+from rlpto.ray_cluster.job.phases import Lifecycle, Phase
 from rlpto.ray_cluster.job.reporting import ProgressNotes, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FailureKind, FaultError, RetryPolicy, WorkerRoster
 from rlpto.ray_cluster.job.training_group import TrainingGroup
@@ -38,13 +40,15 @@ class ControlLoop:
         self._statistics = TrainingStatistics()
         self._generation = self._applied = 0
         self._plan = Plan()
-        self._outcome: JobState | None = None
         self._note = ""
         self._stopping = False
         self._wake = asyncio.Event()
         self._roster = WorkerRoster(spec, self._wake.set)
         self._servers = ParameterServers(spec, node)
-        self._group = TrainingGroup(spec, self._roster, self._servers, self._statistics, self._job_folder)
+        self._lifecycle = Lifecycle()
+        self._group = TrainingGroup(
+            spec, self._lifecycle, self._roster, self._servers, self._statistics, self._job_folder
+        )
         self._retry = RetryPolicy(spec)
         self._grows_since: float | None = None
         self._rolled_back = 0
@@ -54,20 +58,25 @@ class ControlLoop:
         except CheckpointError as stays:
             self._fail(str(stays))
             return
-        if kept is not None:
-            self._statistics.restore(kept["statistics"])
-            self._notes = ProgressNotes(kept["earlier"])
-            if restarted:
-                self._generation = kept["generation"]
-                self._plan = Plan(tuple(kept["nodes"]), kept["batch_size"], tuple(kept["servers"]))
-                self._group.fault_since = time.monotonic()
-            self._outcome, self._note = kept["outcome"], kept["note"]
+        if kept is None:
+            return
+        self._statistics.restore(kept["statistics"])
+        self._notes = ProgressNotes(kept["earlier"])
+        state, self._note = kept["report"]["state"], kept["report"]["note"]
+        if restarted:
+            self._generation = kept["generation"]
+            self._plan = Plan(tuple(kept["nodes"]), kept["batch_size"], tuple(kept["servers"]))
+            self._statistics.faulted()
+        if state in ("finished", "failed"):
+            self._lifecycle.enter(Phase(state))
+        elif restarted:
+            self._lifecycle.enter(Phase.RECOVERING)
 
     # Calls of the scheduler.
 
     def command(self, generation: int, plan: Plan) -> None:
         """Take a command if it is newer than the present one."""
-        if generation <= self._generation or self._outcome is not None or self._stopping:
+        if generation <= self._generation or self._lifecycle.ended or self._stopping:
             self._generation = max(self._generation, generation)
             return
         self._generation, self._plan = generation, plan
@@ -93,8 +102,7 @@ class ControlLoop:
             job=self._spec.id,
             generation=self._generation,
             applied=self._applied,
-            state=self._outcome
-            or ("running" if self._roster.training else "starting" if self._plan.nodes else "waiting"),
+            state=self._state,
             holding=self._roster.holding,
             training_on=self._roster.training_on,
             serving_on=self._servers.holding,
@@ -110,6 +118,12 @@ class ControlLoop:
             time=time.time(),
         )
 
+    @property
+    def _state(self) -> JobState:
+        if self._lifecycle.ended:
+            return "finished" if self._lifecycle.phase is Phase.FINISHED else "failed"
+        return "running" if self._roster.training else "starting" if self._plan.nodes else "waiting"
+
     # The work.
 
     async def run(self) -> None:
@@ -123,28 +137,31 @@ class ControlLoop:
             await self._release_all()
         except Exception:
             self._fail(f"the controller itself failed:\n{traceback.format_exc()}")
-            self._roster.release_all()
+            self._release([*self._roster.training, *self._roster.starting])
         self._servers.kill()
         await self._roster.released()
         self._job_folder.write_record()
         await asyncio.to_thread(self._job_folder.close)
 
     async def _turn(self) -> None:
-        if self._outcome is None:
+        """Let the group follow the plan, and train; without a group, wait until something changes."""
+        arrived: list[Worker] = []
+        if not self._lifecycle.ended:
             await self._shrink()
             self._start_missing()
             arrived = self._ready_to_join()
+        if self._lifecycle.ended:  # also if starts have now failed too often
+            await self._release_all()
+        else:
             if self._group.saves_apart():
                 await self._group.take_state()
             if self._servers_are_ready():
                 await self._group.switch_servers(self._plan)
-            if arrived or (self._roster.training and self._group.regroup):
+            if arrived or (self._roster.training and self._lifecycle.phase is not Phase.TRAINING):
                 await self._group.form(arrived, self._plan)
             if self._roster.training:
                 await self._train()
                 return
-        else:
-            await self._release_all()
         self._wake.clear()
         if self._roster.leaving or self._roster.starting or self._plan.nodes:
             with suppress(TimeoutError):
@@ -156,27 +173,22 @@ class ControlLoop:
 
     async def _shrink(self) -> None:
         """Release workers without a place in the command; the last one hands over its state."""
-        leave = self._roster.misplaced(self._plan.nodes)
+        leave, training = self._roster.misplaced(self._plan.nodes), self._roster.training
         if not leave:
             return
-        going = [worker for worker in self._roster.training if worker in leave]
-        if going and len(going) == len(self._roster.training):
-            if self._group.state_is_whole():
-                self._group.state = await self._group.take_state()
+        if any(worker in leave for worker in training):
+            await self._group.hand_over(whole=all(worker in leave for worker in training))
             if not self._plan.nodes:
                 self._statistics.released()
-        for worker in leave:
-            self._roster.release(worker)
+        self._release(leave)
         if not self._plan.nodes:
             self._servers.kill()  # a job that waits takes no CPU slots
-        # After a fault the remaining workers have to regroup in any case.
-        self._group.regroup = (self._group.regroup or bool(going)) and bool(self._roster.training)
 
     def _start_missing(self) -> None:
         """Start the commanded workers and servers when due; give them up if they take too long."""
         self._give_up_growth()
         if self._plan.nodes and self._retry.may_start_workers():
-            self._group.ensure_servers(self._plan)  # they are up by the time the workers are
+            self._servers.ensure(self._plan)  # they are up by the time the workers are
             if gone := self._servers.failed():
                 self._count_failure(gone, "start", lasting=False)
                 return
@@ -191,7 +203,7 @@ class ControlLoop:
 
     def _give_up_growth(self) -> None:
         """Continue with the training workers and servers if others did not come up in time or within the retries."""
-        if self._grows_since is None or self._group.fault_since is not None or not self._roster.training:
+        if self._grows_since is None or self._lifecycle.phase is Phase.RECOVERING or not self._roster.training:
             return
         waited = time.monotonic() - self._grows_since
         if not self._grows():
@@ -239,12 +251,18 @@ class ControlLoop:
                 self._job_folder.log_failure(gone)
 
     async def _release_all(self) -> None:
-        if self._roster.training and self._outcome is None and self._group.state_is_whole():
+        if self._roster.training and not self._lifecycle.ended:
             try:
-                self._group.state = await self._group.take_state()
+                await self._group.hand_over()
             except FaultError as fault:
                 self._job_folder.log_failure(fault.text)
-        self._roster.release_all()
+        self._release([*self._roster.training, *self._roster.starting])
+
+    def _release(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            self._roster.release(worker)
+        if self._lifecycle.phase is Phase.HANDING_OVER and not self._roster.training:
+            self._lifecycle.enter(Phase.IDLE)
 
     # Training together.
 
@@ -285,8 +303,6 @@ class ControlLoop:
             "nodes": list(self._plan.nodes),
             "servers": list(self._plan.servers),
             "batch_size": self._plan.batch_size,
-            "outcome": self._outcome,
-            "note": self._note,
             "statistics": self._statistics.lasting(),
             "earlier": [one.figures() for one in self._notes.reports],
             "report": self._present().figures(),
@@ -297,7 +313,7 @@ class ControlLoop:
         trained, declared, size = self._statistics.samples_done, self._spec.epochs, self._spec.data_size
         if trained < declared * size:
             self._note = f"stopped early at epoch {trained / size:.6g} of {declared:.6g}"
-        self._outcome = "finished"
+        self._lifecycle.enter(Phase.FINISHED)
         self._notes.note(self._present, last=True)
         self._job_folder.say(self._note or f"finished after {trained / size:.6g} epochs")
         self._job_folder.write_record()
@@ -327,19 +343,15 @@ class ControlLoop:
     def _fail(self, text: str | None) -> None:
         if text is not None:
             self._job_folder.log_failure(text)
-        self._outcome = "failed"
+        self._lifecycle.enter(Phase.FAILED)
         self._plan = Plan()
         self._job_folder.write_record()
 
     def _in_force(self) -> bool:
-        if self._outcome is not None:
+        if self._lifecycle.ended:
             return not self._roster.holding
-        settled = (
-            not self._roster.starting
-            and not self._roster.leaving
-            and not self._group.regroup
-            and self._group.fault_since is None
-        )
+        still = self._lifecycle.phase in (Phase.IDLE, Phase.TRAINING)
+        settled = still and not self._roster.starting and not self._roster.leaving
         if self._roster.training and (self._group.chosen != self._plan.batch_size or self._servers.differ(self._plan)):
             return False
         return settled and sorted(self._roster.training_on) == sorted(self._plan.nodes)

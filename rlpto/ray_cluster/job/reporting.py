@@ -107,16 +107,17 @@ class TrainingStatistics:
         seconds = sum(seconds for _, seconds in self._recent)
         return sum(samples for samples, _ in self._recent) / seconds if seconds else math.nan
 
-    def grouped(self, size: Size, rescaled: bool, faulty_since: float | None) -> None:
-        """Start the statistics of a new group. faulty_since: when the fault that led to it was noticed, if there was
-        one."""
+    def faulted(self) -> None:
+        """Start to count the time of a recovery, unless one is under way."""
+        self._recovering_since = self._recovering_since or time.monotonic()
+
+    def grouped(self, size: Size, rescaled: bool) -> None:
+        """Start the statistics of a new group. rescaled: whether it continues another group that met no fault."""
         if self._size.workers and size.workers:
             self.step_seconds *= self._size.workers / size.workers
         self._size, self._first, self._behind = size, True, None
         self._recent.clear()
-        if faulty_since is not None:
-            self._recovering_since = self._recovering_since or faulty_since
-        elif rescaled:
+        if rescaled:
             self.rescales += 1
             self._paused_since = self._paused_since or self.ended
 

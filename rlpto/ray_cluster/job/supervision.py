@@ -187,11 +187,6 @@ class WorkerRoster:
 
         self.leaving[worker] = asyncio.ensure_future(leave())
 
-    def release_all(self) -> None:
-        """Release all workers."""
-        for worker in [*self.training, *self.starting]:
-            self.release(worker)
-
     async def released(self) -> None:
         """Wait until all released workers are gone."""
         if self.leaving:

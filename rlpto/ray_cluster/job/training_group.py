@@ -13,6 +13,7 @@ import ray
 
 from rlpto.ray_cluster.controllers import kind_at
 from rlpto.ray_cluster.job.job_folder import JobFolder
+from rlpto.ray_cluster.job.phases import Lifecycle, Phase
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FaultError, WorkerRoster, collect
 from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, ParameterServers, Worker, result_of, settle
@@ -32,69 +33,64 @@ BETWEEN_STEPS_TIMEOUT_S = 60.0
 class TrainingGroup:
     """The present group of a job's workers, and the state from which the next one continues.
 
-    number: number of the group. regroup: whether training workers must form a new group. reset: whether servers hold no
-    weights yet. fresh: survivors of a fault that lack the newest step. state: step and state left by the last group.
-    sent: newest step handed out to workers. chosen: batch size in force, None for the job's own. fault_since: when the
-    fault from which the job has not yet recovered was noticed. trains_since: start of training without a fault. Both
-    are on the monotonic clock.
+    state: step and state handed over by the last group. sent: newest step handed out to workers. chosen: batch size in
+    force, None for the job's own. trains_since: start of training without a fault, on the monotonic clock.
     """
 
     def __init__(
         self,
         spec: JobSpec,
+        lifecycle: Lifecycle,
         roster: WorkerRoster,
         servers: ParameterServers,
         statistics: TrainingStatistics,
         job_folder: JobFolder,
     ) -> None:
-        self._spec, self._roster, self._servers = spec, roster, servers
+        self._spec, self._lifecycle, self._roster, self._servers = spec, lifecycle, roster, servers
         self._statistics, self._job_folder = statistics, job_folder
         self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._store = start_store(self._host)
-        self.number = self.sent = 0
-        self.regroup, self.reset = False, True
-        self.fresh: set[Worker] = set()
+        self._number = self.sent = 0
         self.state: tuple[int, bytes] | None = None
         self.chosen: int | None = None
-        self.fault_since: float | None = None
         self.trains_since = time.monotonic()
 
     async def form(self, arrived: list[Worker], plan: Plan) -> None:
         """Make a group of the training workers and the new ones."""
-        before = list(self._roster.training)
+        first, recovers = not self._roster.training, self._lifecycle.phase is Phase.RECOVERING
+        self._lifecycle.enter(Phase.FORMING)
         self._roster.add_to_group(arrived)
-        rollback = not before or (bool(self._servers.handles) and self.reset)
-        fresh = set() if rollback else self.fresh | set(arrived)
-        if rollback:
+        members = self._roster.training
+        if first or self._servers.stale:
             await self._load()
-        elif self._servers.handles and fresh:  # servers have the weights, but not the job's position
-            _, state = await self.take_state()
-            newcomers = [worker for worker in self._roster.training if worker in fresh]
-            await self._ask(newcomers, "load", ray.put(state))
-        self.number += 1
-        self.ensure_servers(plan)
-        ranks = tuple(rank for rank, worker in enumerate(self._roster.training) if worker in fresh)
-        workers = len(self._roster.training)
-        if not before:
+        elif self._servers.handles and not all(worker.current for worker in members):
+            _, state = await self.take_state()  # servers have the weights, but not the job's position
+            await self._ask([worker for worker in members if not worker.current], "load", ray.put(state))
+        self._number += 1
+        self._servers.ensure(plan)
+        ranks = tuple(rank for rank, worker in enumerate(members) if not worker.current)
+        workers = len(members)
+        if first:
             guess = max(worker.ready.step_seconds for worker in arrived if worker.ready)
             self._statistics.step_seconds = max(guess, self._spec.pace or 0.0) / workers
             self.chosen = None  # the guess is of the job's own batch size
-        nodes = len({worker.node for worker in self._roster.training})
-        size = Size(workers, nodes, len(self._servers.handles), kind_at(self._roster.training[0].node))
-        self._statistics.grouped(size, self._statistics.ended is not None, self.fault_since)
+        nodes = len({worker.node for worker in members})
+        size = Size(workers, nodes, len(self._servers.handles), kind_at(members[0].node))
+        self._statistics.grouped(size, rescaled=self._statistics.ended is not None and not recovers)
         timeout, at = max(BETWEEN_STEPS_TIMEOUT_S, self._limit()), (self._host, self._store.port)
-        place = GroupPlace(self.number, workers, ranks, *at, timeout, self._servers.handles, self.reset)
-        members = self._roster.training
+        place = GroupPlace(self._number, workers, ranks, *at, timeout, self._servers.handles, self._servers.stale)
         await self._answers(members, [worker.handle.join.remote(place, rank) for rank, worker in enumerate(members)])
         self._job_folder.say(f"training on {workers} GPU{'s' * (workers > 1)} of {nodes} node{'s' * (nodes > 1)}")
-        self.fresh.clear()
-        if not before or self.fault_since is not None:
+        for worker in members:
+            worker.current = True
+        if first or recovers:
             self.trains_since = time.monotonic()
-        self.regroup, self.reset, self.fault_since, self.state = False, False, None, None
+        self._servers.stale, self.state = False, None
+        self._lifecycle.enter(Phase.TRAINING)
 
     async def _load(self) -> None:
         """Load the newest state into all workers, from the last group or the newest checkpoint."""
-        self.reset, loaded = True, False
+        self._servers.stale, loaded = True, False
         while not loaded:
             state = self.state or await asyncio.to_thread(self._job_folder.newest_state)
             if state is None:
@@ -113,18 +109,22 @@ class TrainingGroup:
                 if not self._job_folder.has_checkpoints:  # the job starts over, with workers that have loaded nothing
                     raise FaultError({}, [replace(failure, lasting=False) for failure in fault.failures]) from None
                 await self._ask(self._roster.training, "recover")
+        for worker in self._roster.training:
+            worker.current = True
+
+    async def hand_over(self, whole: bool = True) -> None:
+        """End training, because workers leave or servers change. whole: keep the group's state, which no worker or
+        server would otherwise keep. Raises FaultError if the worker that hands it over fails."""
+        if self._lifecycle.phase is Phase.TRAINING:
+            self._lifecycle.enter(Phase.HANDING_OVER)
+        if whole and not self._servers.stale:
+            self.state = await self.take_state()
 
     async def switch_servers(self, plan: Plan) -> None:
         """Switch to the servers of the plan, which get weights and optimizer state from the previous ones."""
-        if self._roster.training and self.state_is_whole():
-            self.state = await self.take_state()
+        if self._roster.training:
+            await self.hand_over()
         self._servers.switch(plan)
-        self.reset, self.regroup = True, bool(self._roster.training)
-
-    def ensure_servers(self, plan: Plan) -> None:
-        """Start servers if the plan asks for some and none serves."""
-        if self._servers.ensure(plan):
-            self.reset = True
 
     def choose_batch_size(self, plan: Plan) -> None:
         """Hand out the plan's batch size from the next chunk on."""
@@ -176,12 +176,8 @@ class TrainingGroup:
 
     def saves_apart(self) -> bool:
         """True if a due checkpoint needs a pause of training, because servers would continue to change."""
-        servers = bool(self._servers.handles) and self.state_is_whole()
+        servers = bool(self._servers.handles) and not self._servers.stale
         return servers and bool(self._roster.training) and self._job_folder.due()
-
-    def state_is_whole(self) -> bool:
-        """True if a worker can hand over the whole state. False between a fault and the servers' new start."""
-        return not (self.reset and self._spec.architecture == "parameter_server")
 
     def checkpoint_if_due(self) -> None:
         """Start writing a checkpoint while the workers continue, if one is due."""
@@ -194,10 +190,10 @@ class TrainingGroup:
         Returns whether a worker or server has died, whether training code raised (no worker is kept then), and the
         furthest step completed by a worker, which may be later than the last chunk handed over.
         """
-        now = time.monotonic()
+        self._lifecycle.enter(Phase.RECOVERING)
+        self._statistics.faulted()
         if fault.lost:
-            self._job_folder.shorten(now - self.trains_since)
-        self.fault_since = self.fault_since or now
+            self._job_folder.shorten(time.monotonic() - self.trains_since)
         members = list(self._roster.training)
         doubtful = [worker for worker in members if worker not in fault.lost]
         await settle(result_of(worker.handle.abort.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
@@ -212,12 +208,11 @@ class TrainingGroup:
         for worker in members:
             if raised or worker not in well:
                 self._roster.release(worker)
-        self.reset = bool(self._servers.handles)
         survivors = [] if raised else sorted(well, key=lambda worker: -well[worker].step)
         self._roster.training = survivors
         if survivors:
             furthest = well[survivors[0]].step
-            self.fresh = {worker for worker in survivors if well[worker].step < furthest}
-            self.regroup = True
             self.sent = furthest
+            for worker in survivors:
+                worker.current = well[worker].step == furthest
         return died, raised, max((position.step for position in well.values()), default=0)

@@ -37,7 +37,8 @@ class WorkerLostError(Exception):
 @dataclass(eq=False)
 class Worker:
     """One worker actor. pid: its process id, 0 before it exists. preparing: task that ends when it is warm or has
-    failed. ready: its answer once warm. warm_since: `time.monotonic()` of that answer."""
+    failed. ready: its answer once warm. warm_since: `time.monotonic()` of that answer. current: whether it has the
+    newest state of its group."""
 
     node: str
     handle: Any
@@ -45,6 +46,7 @@ class Worker:
     preparing: asyncio.Task[Ready | Failure | WorkerLostError] = field(init=False)
     ready: Ready | None = None
     warm_since: float = 0.0
+    current: bool = False
 
 
 async def result_of(reference: Any, seconds: float | None = None) -> Any:
@@ -110,7 +112,8 @@ class ParameterServers:
     """The parameter servers of a job, on the nodes of its plan, or all on the controller's `node` if the plan names
     none.
 
-    A change takes two steps: `start_missing`, while the old ones serve, and `switch` once all are up.
+    A change takes two steps: `start_missing`, while the old ones serve, and `switch` once all are up. stale: whether
+    they must take the weights from the first worker of the next group.
     """
 
     def __init__(self, spec: JobSpec, node: str) -> None:
@@ -118,6 +121,7 @@ class ParameterServers:
         self._own = (node,) * spec.servers if spec.architecture == "parameter_server" else ()
         self._serving: list[ServerActor] = []
         self._starting: list[ServerActor] = []
+        self.stale = False
 
     @property
     def handles(self) -> tuple[Any, ...]:
@@ -147,13 +151,12 @@ class ParameterServers:
         up = [server.node for server in self._starting if server.up.done() and server.up.exception() is None]
         return not Counter(self.wanted(plan)) - Counter([*self.nodes, *up])
 
-    def ensure(self, plan: Plan) -> bool:
-        """Start servers if the job needs some and none serves. True if they are new and hold no weights yet."""
+    def ensure(self, plan: Plan) -> None:
+        """Start servers if the job needs some and none serves."""
         if self._serving or not self._own:
-            return False
+            return
         self.drop_starting()
-        self._serving = [self._start(node, plan) for node in self.wanted(plan)]
-        return True
+        self._serving, self.stale = [self._start(node, plan) for node in self.wanted(plan)], True
 
     def start_missing(self, plan: Plan) -> None:
         """Start the plan's missing servers while the old ones serve; release other starting servers."""
@@ -169,10 +172,10 @@ class ParameterServers:
         return f"a parameter server on node {gone[0].node[:8]} is gone: {gone[0].up.exception()}" if gone else ""
 
     def switch(self, plan: Plan) -> None:
-        """Switch to the plan's servers, which are all up; they still need the weights."""
+        """Switch to the plan's servers, which are all up."""
         kept, without, _ = matched([*self._serving, *self._starting], self.wanted(plan))
         _end(without)
-        self._serving, self._starting = kept, []
+        self._serving, self._starting, self.stale = kept, [], True
 
     def drop_starting(self) -> None:
         """Release starting servers."""
@@ -193,6 +196,7 @@ class ParameterServers:
         said = await settle(result_of(server.handle.end.remote(), WORKER_CALL_TIMEOUT_S) for server in self._serving)
         if any(isinstance(one, WorkerLostError) for one in said):
             self.kill()
+        self.stale = bool(self._serving)
 
     def kill(self) -> None:
         """Release all servers."""
