@@ -339,7 +339,8 @@ def run_session(
     policy = SwitchablePolicy(database, make, switching(make(cell.policy)), cluster.deciding)
     policy.reset(cell.seed)
     nodes = nodes_of_cell(experiment, cluster, rental, cell.policy, cell.window, cell.seed)
-    loop = SessionLoop(cluster, policy, config.queue, predictor, experiment.forecasts(cell.window), nodes=nodes)
+    decisions = DecisionLoop(cluster, config.queue, experiment.forecasts(cell.window))
+    loop = SessionLoop(cluster, policy, decisions, predictor, nodes)
     while not cluster.done:
         loop.step()
     rented = NodeRecords() if nodes is None else nodes.records()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import DecisionLoop, ProgressWatch
 from rlpto.core.policy import Policy, naming_line
-from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
 from rlpto.experiments.nodes_on_ray import SessionNodes
 from rlpto.io.arrays import AnyArray
@@ -174,12 +173,17 @@ class SwitchablePolicy:
             answer(self._database, request.seq, self._time(now))
         return True
 
+    @property
+    def fell_back(self) -> bool:
+        """True if the fallback is in force."""
+        return self.name == self._fallback
+
     def fall_back(self, error: Exception, now: float) -> None:
         """Let the fallback decide from `now` on, since the policy in force has failed. Raises `error` if there is no
         fallback or the fallback itself failed."""
-        if self._fallback in (None, self.name):
+        if self._fallback is None or self.fell_back:
             raise error
-        failed, name = self.name, str(self._fallback)
+        failed, name = self.name, self._fallback
         self._enter(name, self._made(name), now)
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         self._note(name, now, SCHEDULER, f"{failed} failed: {said}")
@@ -216,31 +220,34 @@ class SwitchablePolicy:
 class SessionLoop:
     """Runs a scheduler like `rlpto.core.loop.run`, but switches the policy on request and publishes predictions.
 
-    predictor: predicts starts and finishes, if given. forecaster, served: passed to `DecisionLoop`. nodes: decides on
-    rented nodes.
+    predictor: predicts starts and finishes, if given. nodes: decides on rented nodes. decide: lets the policy decide if
+    a decision of `loop` is due. futures: returns a function that samples futures of a snapshot of this state. Default:
+    nothing is predicted of jobs to come. requests: returns requests for another policy. Default: the open ones in the
+    cluster's database.
     """
 
     def __init__(
         self,
         cluster: RayCluster,
         policy: SwitchablePolicy,
-        queue: QueueSettings,
+        loop: DecisionLoop,
         predictor: Predictor | None = None,
-        forecaster: Callable[[ClusterState], ClusterState] | None = None,
-        served: Mapping[str, float] | None = None,
         nodes: SessionNodes | None = None,
+        decide: Callable[[SwitchablePolicy], Allocation | None] | None = None,
+        futures: Callable[[ClusterState], Callable[[Snapshot], Sampled] | None] = lambda _: None,
+        requests: Callable[[], Iterable[Request]] | None = None,
     ) -> None:
-        self._nodes = nodes
-        self._cluster, self._policy, self._predictor = cluster, policy, predictor
-        self._loop = DecisionLoop(cluster, queue, forecaster, served=served)
+        self._cluster, self._policy, self._loop, self._predictor = cluster, policy, loop, predictor
+        self._nodes, self._ask, self._futures = nodes, decide or loop.decide, futures
+        self._requests = requests or self._open_requests
         self._watch = ProgressWatch(cluster, policy.name or policy.plan.name)
-        self._seen_ahead = (-1, -np.inf)
+        self._shown, self._seen_ahead = 0, (-1, -np.inf)
 
     def step(self) -> AnyArray:
         """Decide if a decision is due, let time pass until the next may be due, and return what `Cluster.advance`
         reports."""
         cluster = self._cluster
-        for request in self.requests():
+        for request in self._requests():
             if self._policy.obey(request, cluster.time):
                 self._take_over()
         if self._nodes is not None:
@@ -250,15 +257,17 @@ class SessionLoop:
         passed = cluster.advance(self._loop.valid_until)
         if self._nodes is not None:
             self._nodes.passed(passed)
-        self.check_progress(len(passed))
+        self._check_progress(len(passed))
         return passed
 
-    def requests(self) -> Iterable[Request]:
-        """Open requests for another policy."""
+    def _open_requests(self) -> list[Request]:
         return [request for request in open_requests(self._cluster.database) if request.kind == "policy"]
 
-    def check_progress(self, points: int) -> None:
-        """Switch to the fallback if jobs make no progress under the policy. Raises PolicyError without a fallback."""
+    def _check_progress(self, points: int) -> None:
+        """Switch to the fallback if jobs make no progress under the policy. Raises PolicyError without a fallback. A
+        policy that is shown no job is not at fault."""
+        if not self._shown or self._policy.fell_back:
+            return
         try:
             self._watch.check(points)
         except PolicyError as error:
@@ -276,16 +285,13 @@ class SessionLoop:
     def _decide(self) -> None:
         """Decide if a decision is due. If the policy fails, the fallback decides."""
         try:
-            self.decide()
+            allocation = self._ask(self._policy)
         except StoreError:  # an unreadable database is no fault of the policy
             raise
         except Exception as error:  # a policy may raise anything
             self._fall_back(error)
-            self.decide()
-
-    def decide(self) -> None:
-        """Ask the policy if a decision is due, and carry its decision out."""
-        self._loop.decide(self._policy)
+            allocation = self._ask(self._policy)
+        self._shown = self._shown if allocation is None else len(allocation.gpus)
 
     def _look_ahead(self) -> None:
         """Publish finished predictions; start the next one after a decision or OUTLOOK_KEPT_S."""
@@ -297,8 +303,4 @@ class SessionLoop:
         if stale and cluster.active_jobs and self._predictor.due:
             self._seen_ahead = self._loop.decisions, cluster.time
             state, policy = self._loop.state(), self._policy
-            self._predictor.begin(cluster, cluster.ids, policy.plan, state, policy.name, self.futures(state))
-
-    def futures(self, state: ClusterState) -> Callable[[Snapshot], Sampled] | None:  # noqa: ARG002
-        """Return a function that samples futures of a snapshot of this state, or None to predict without arrivals."""
-        return None
+            self._predictor.begin(cluster, cluster.ids, policy.plan, state, policy.name, self._futures(state))

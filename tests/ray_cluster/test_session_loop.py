@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.loop import DecisionLoop
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell
@@ -63,7 +64,7 @@ def run_with_predictions(name: str, folder: Path) -> tuple[FloatArray, list[Pred
     with SessionDatabase(folder / "state.sqlite") as database:
         cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2, "n": 2}), jobs, database)
         policy = SwitchablePolicy(database, make_policy, switching(make_policy(name)), cluster.deciding)
-        loop = SessionLoop(cluster, policy, QueueSettings(), predictor)
+        loop = SessionLoop(cluster, policy, DecisionLoop(cluster, QueueSettings()), predictor)
         while not cluster.done:
             loop.step()
         return cluster.store.finish_time.copy(), made, wrong
@@ -207,7 +208,7 @@ def asked(
     policy = SwitchablePolicy(database, make_policy, switching(make_policy(spec)), cluster.deciding)
     body = {"policy": request}
     asking: Any = Interrupted(cluster, at, lambda: ask(database, "policy", "a command", 0.0, body=body))
-    loop = SessionLoop(asking, policy, QueueSettings())
+    loop = SessionLoop(asking, policy, DecisionLoop(asking, QueueSettings()))
     while not cluster.done:
         loop.step()
     found = get_request(database, 1)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rlpto.arrivals.sampled import as_believed
 from rlpto.arrivals.volume import VolumeForecast
-from rlpto.core.cluster import ClusterState
+from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.jobs import Job
+from rlpto.core.loop import DecisionLoop
 from rlpto.core.policy import Policy
-from rlpto.core.rewards import REWARD_PARTS, reward_terms
+from rlpto.core.rewards import REWARD_PARTS, RewardWeights, reward_terms
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.nodes_on_ray import nodes_of_service
 from rlpto.experiments.session_loop import SessionLoop, SwitchablePolicy, session_predictor, session_rules
-from rlpto.io.arrays import AnyArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.planning.predictor import Predictor, Sampled
 from rlpto.planning.snapshot import Snapshot
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
@@ -47,115 +48,70 @@ MOST_TABLE_EPOCHS = 200
 """Epochs of a job after which tables assume constant speed, because jobs may request any number of epochs."""
 
 
-class SchedulerLoop(SessionLoop):
-    """The scheduler of a service, from `make_scheduler`. It enforces quotas, writes the status shown to users, and
-    forgets ended jobs."""
+class EligibleDecisions:
+    """Decisions of a service: policies see only jobs that may run, and users see every decision.
+
+    quota: GPUs that a user may hold unless set for the user. reward: by part [TERMS], since the last decision.
+    """
 
     def __init__(
         self,
-        settings: ServiceSettings,
-        config: Config,
-        environment: Environment,
+        loop: DecisionLoop,
         cluster: RayCluster,
-        policy: SwitchablePolicy,
         source: JobQueueSource,
-        catalogue: Catalogue,
         status: StatusWriter,
         volume: VolumeForecast | None,
-        predictor: Predictor | None,
+        quota: int | None,
+        wall: Callable[[], float],
+        reward: FloatArray,
     ) -> None:
-        self._store, self._wall, self._drain = cluster.database, environment.wall, environment.backend.drain
-        self._weights, self._gpus_held = config.reward, settings.quotas.gpus_held
-        self.cluster, self.policy, self.source = cluster, policy, source
-        self.catalogue, self.status, self.volume = catalogue, status, volume
-        self.retention = Retention(self._store, settings.folder, settings.retention, timer=environment.timer)
-        served = gpu_time_had(self._store, environment.wall())
-        nodes = nodes_of_service(Experiment(config), cluster)
-        super().__init__(cluster, policy, config.queue, predictor, served=served, nodes=nodes)
-        self._reward = decision_records(self._store, config.reward, newest=1).reward.sum(axis=0)  # not shown yet
-        self._shown, self._quotas = 0, dict[str, int]()
+        self.loop, self.volume, self.reward = loop, volume, reward
+        self._cluster, self._source, self._status, self._quota, self._wall = cluster, source, status, quota, wall
+        self._quotas = dict[str, int]()
 
-    def close(self, keep: bool) -> None:
-        """Leave the session in order. keep: jobs train on."""
-        self.source.closed = True
-        if self._predictor is not None:
-            self._predictor.close()
-        self.cluster.close(keep=keep)
-
-    def step(self) -> AnyArray:
-        """Decide if due, let time pass, and do housekeeping now and then."""
-        if not self.cluster.active_jobs:
-            self.status.queued(())
-        while self.source.leaving:
-            self._announce(self.source.leaving.popleft())
-        passed = super().step()
-        self._reward += reward_terms(passed, self._weights).sum(axis=0)
-        self._keep_house()
-        return passed
-
-    def requests(self) -> Iterator[Request]:
-        """Requests to switch to a policy that is ready to decide."""
-        switches = self.source.switches
-        while switches:
-            yield switches.popleft()
-
-    def _announce(self, request: Request) -> None:
-        """Announce that a node leaves. Ray is asked outside of any transaction, which would block other writers."""
-        node, seconds, store = str(request.body["node"]), float(request.body["seconds"]), self._store
-        asked = get_request(store, request.seq)
-        if asked is None or asked.done_at is not None:
-            return  # it was withdrawn
-        problem = self._drain(node, seconds)
-        with store.transaction():
-            if not problem:
-                note_leaving(store, node, request.at + seconds)
-                add_event(store, "nodes", self._wall(), body={"what": "leaves", "node": node, "by": request.by})
-            answer(store, request.seq, self._wall(), problem)
-
-    def check_progress(self, points: int) -> None:
-        """Fall back if no job makes progress under the policy. A policy that is shown no job is not at fault."""
-        if self._shown and self.policy.name != FALLBACK:
-            super().check_progress(points)
-
-    def decide(self) -> None:
-        """Ask the policy about the eligible jobs if a decision is due, and carry its decision out."""
-        if not self._loop.due:
-            return
-        policy = self.policy
-        whole = self._loop.state()
+    def decide(self, policy: SwitchablePolicy) -> Allocation | None:
+        """Let the policy decide on the eligible jobs if a decision is due. Returns their allocation."""
+        if not self.loop.due:
+            return None
+        whole, store = self.loop.state(), self._cluster.database
         if self.volume is not None:
             whole = replace(whole, forecast=self.volume(whole.time))
         quotas = self._quotas = self._present_quotas()
-        by, ids, numbers = on_hold(self._store), self.cluster.ids, whole.jobs.index.tolist()
-        owners = [self.cluster.jobs[number].user for number in numbers]
-        limits = {owner: limit for owner in owners if (limit := quotas.get(owner, self._gpus_held)) is not None}
+        by, ids, numbers = on_hold(store), self._cluster.ids, whole.jobs.index.tolist()
+        owners = [self._cluster.jobs[number].user for number in numbers]
+        limits = {owner: limit for owner in owners if (limit := quotas.get(owner, self._quota)) is not None}
         held = {row: by[ids[number]] for row, number in enumerate(numbers) if ids[number] in by}
-        state, hidden = eligible(whole, owners, limits, self.source.drained, held)
-        self._shown = len(state.jobs)
+        state, hidden = eligible(whole, owners, limits, self._source.drained, held)
         given = np.zeros(len(whole.jobs), dtype=np.int64)
-        allocation = self._loop.decide(policy, state)
+        allocation = self.loop.decide(policy, state)
         assert allocation is not None
         given[np.setdiff1d(np.arange(len(given)), list(hidden))] = allocation.gpus
-        self.status.queued(queue_rows(whole, ids, given, hidden, policy.name))
-        self._record(whole, given)
+        self._status.queued(queue_rows(whole, ids, given, hidden, policy.name))
+        self._record(whole, given, policy, asked=len(state.jobs) > 0)
+        return allocation
+
+    def quotas_changed(self) -> bool:
+        """True if the last decision was made under other quotas."""
+        return self._present_quotas() != self._quotas
 
     def _present_quotas(self) -> dict[str, int]:
-        return {user.name: user.gpus_held for user in all_users(self._store) if user.gpus_held is not None}
+        users = all_users(self._cluster.database)
+        return {user.name: user.gpus_held for user in users if user.gpus_held is not None}
 
-    def _record(self, state: ClusterState, given: IntArray) -> None:
+    def _record(self, state: ClusterState, given: IntArray, policy: SwitchablePolicy, asked: bool) -> None:
         waiting, held = int(np.count_nonzero(given == 0)), int(given.sum())
-        active, name, latency = len(state.jobs), self.policy.name, self.policy.latency if self._shown else 0.0
-        steering = dict(getattr(self.policy.policy, "steering", {}))
-        row = DecisionRow(self._wall(), name, latency, state.capacity, held, active, waiting, steering=steering)
-        self.status.decided(row, self._reward, state.time, applied=self._shown > 0)
-        self._reward = np.zeros(len(REWARD_PARTS))
+        active, latency = len(state.jobs), policy.latency if asked else 0.0
+        steering = dict(getattr(policy.policy, "steering", {}))
+        row = DecisionRow(self._wall(), policy.name, latency, state.capacity, held, active, waiting, steering=steering)
+        self._status.decided(row, self.reward, state.time, applied=asked)
+        self.reward = np.zeros(len(REWARD_PARTS))
 
     def futures(self, state: ClusterState) -> Callable[[Snapshot], Sampled] | None:
         """Futures sampled from the forecast of arrivals; None if there is none, or too little is known."""
         futures = None if self.volume is None else self.volume.futures(state.time)
         if futures is None:
             return None
-        jobs, estimates = self.cluster.jobs, self.cluster.estimates
+        jobs, estimates = self._cluster.jobs, self._cluster.estimates
 
         def sampled(snapshot: Snapshot) -> Sampled:
             measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
@@ -164,22 +120,71 @@ class SchedulerLoop(SessionLoop):
 
         return sampled
 
+
+@dataclass
+class SchedulerLoop:
+    """The scheduler of a service, from `make_scheduler`. It runs the session, announces leaving nodes, and forgets
+    ended jobs."""
+
+    environment: Environment
+    weights: RewardWeights
+    cluster: RayCluster
+    policy: SwitchablePolicy
+    source: JobQueueSource
+    catalogue: Catalogue
+    status: StatusWriter
+    decisions: EligibleDecisions
+    session: SessionLoop
+    retention: Retention
+    predictor: Predictor | None
+
+    def close(self, keep: bool) -> None:
+        """Leave the session in order. keep: jobs train on."""
+        self.source.closed = True
+        if self.predictor is not None:
+            self.predictor.close()
+        self.cluster.close(keep=keep)
+
+    def step(self) -> None:
+        """Decide if due, let time pass, and do housekeeping now and then."""
+        if not self.cluster.active_jobs:
+            self.status.queued(())
+        while self.source.leaving:
+            self._announce(self.source.leaving.popleft())
+        passed = self.session.step()
+        self.decisions.reward += reward_terms(passed, self.weights).sum(axis=0)
+        self._keep_house()
+
+    def _announce(self, request: Request) -> None:
+        """Announce that a node leaves. Ray is asked outside of any transaction, which would block other writers."""
+        node, seconds = str(request.body["node"]), float(request.body["seconds"])
+        store, wall = self.cluster.database, self.environment.wall
+        asked = get_request(store, request.seq)
+        if asked is None or asked.done_at is not None:
+            return  # it was withdrawn
+        problem = self.environment.backend.drain(node, seconds)
+        with store.transaction():
+            if not problem:
+                note_leaving(store, node, request.at + seconds)
+                add_event(store, "nodes", wall(), body={"what": "leaves", "node": node, "by": request.by})
+            answer(store, request.seq, wall(), problem)
+
     def _keep_house(self) -> None:
         """Do housekeeping now and then: new programs, task volume, and forgetting."""
         if not self.retention.due():
             return
-        if self._present_quotas() != self._quotas:
-            self._loop.invalidate()
+        if self.decisions.quotas_changed():
+            self.decisions.loop.invalidate()
         if self.catalogue.changed():
             self.cluster.take_tables(self.catalogue.tables)
             self.catalogue.write_previews()
-        if self.volume is not None:
-            set_volume(self._store, self.volume.rows(self.cluster.time))
+        if (volume := self.decisions.volume) is not None:
+            set_volume(self.cluster.database, volume.rows(self.cluster.time))
         self.status(self.cluster)
-        lost = self.retention.keep(self._wall(), self.cluster)
+        lost = self.retention.keep(self.environment.wall(), self.cluster)
         if lost:
             self.policy.reset()
-            self._loop.renumbered()
+            self.decisions.loop.renumbered()
 
 
 def make_scheduler(
@@ -193,8 +198,8 @@ def make_scheduler(
     times = config.simulator.model_copy(update={"decide_on": "events", "max_hours": None})
     config = config.model_copy(update={"simulator": times})
     shape, wall, now = known_shape(config, database), environment.wall, environment.wall()
-    session, folder = session_name(settings.folder, SESSION), settings.folder / "jobs"
-    catalogue = Catalogue(database, config, shape, session, folder, environment.checks)
+    name, folder = session_name(settings.folder, SESSION), settings.folder / "jobs"
+    catalogue = Catalogue(database, config, shape, name, folder, environment.checks)
     catalogue.write_previews()
     clock = environment.clock(database.number("began"))
     jobs, specs = known_jobs(database, catalogue, now)
@@ -232,4 +237,11 @@ def make_scheduler(
     )
     first, seed = settings.scheduler.policy, config.seed
     policy = SwitchablePolicy(database, make, first, cluster.deciding, wall=wall, seed=seed, fallback=FALLBACK)
-    return SchedulerLoop(settings, config, environment, cluster, policy, source, catalogue, status, volume, ahead)
+    loop = DecisionLoop(cluster, config.queue, served=gpu_time_had(database, wall()))
+    unseen, quota = decision_records(database, config.reward, newest=1).reward.sum(axis=0), settings.quotas.gpus_held
+    decisions = EligibleDecisions(loop, cluster, source, status, volume, quota, wall, unseen)
+    nodes, decide = nodes_of_service(Experiment(config), cluster), decisions.decide
+    session = SessionLoop(cluster, policy, loop, ahead, nodes, decide, decisions.futures, source.switches)
+    retention = Retention(database, settings.folder, settings.retention, timer=environment.timer)
+    parts = cluster, policy, source, catalogue, status, decisions, session, retention, ahead
+    return SchedulerLoop(environment, config.reward, *parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.io.errors import JobError, RlptoError
@@ -27,7 +27,7 @@ class JobQueueSource:
     given: ids of jobs that the cluster has already. clock: clock of the cluster. since: submit time of its last job.
     arrived: called with jobs handed to the cluster. can_switch: whether the policy of a name is ready to decide.
 
-    switches, leaving: unanswered requests to switch policies, and to drain nodes. drained: whether jobs are kept from
+    leaving: unanswered requests to drain nodes. drained: whether jobs are kept from
     starting. closed: whether nothing more is taken from the database.
     """
 
@@ -47,7 +47,7 @@ class JobQueueSource:
         self._stopping, self._arrived, self._can_switch = environment.stopping, arrived, can_switch
         self._latest = since
         self._ordered: set[int] = set()
-        self.switches: deque[Request] = deque()
+        self._switches: deque[Request] = deque()
         self.leaving: deque[Request] = deque()
         self.closed = False
         self.drained = is_drained(store)
@@ -99,6 +99,11 @@ class JobQueueSource:
             change_job(self._store, row.id, at, state=state, reason=reason, **over)
             add_event(self._store, "job", at, row.id, row.owner, {"state": state, "reason": reason})
 
+    def switches(self) -> Iterator[Request]:
+        """Take requests to switch to a policy that is ready to decide, in order."""
+        while self._switches:
+            yield self._switches.popleft()
+
     def orders(self) -> list[Order]:
         """Return new orders from requests and time limits since the last call."""
         if self.closed:
@@ -124,7 +129,7 @@ class JobQueueSource:
     def _order_of(self, request: Request) -> Order | None:
         """Turn a request into an order. A request that needs no order, or is in vain, is answered here."""
         if request.kind in ("policy", "leave"):
-            (self.switches if request.kind == "policy" else self.leaving).append(request)
+            (self._switches if request.kind == "policy" else self.leaving).append(request)
             return DecideNow()
         if request.kind == "drain":
             self._drain(request)

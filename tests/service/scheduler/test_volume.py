@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlpto.core.cluster import Forecast
 from rlpto.store.status import PredictionRow, predictions, volume
 from tests.service.scheduler.virtual import Act, VirtualService, config
 
@@ -40,6 +41,13 @@ def test_without_a_past_starts_and_finishes_are_told_without_an_interval(tmp_pat
     assert {(row.policy, row.finish_low, row.finish_high) for row in rows.values()} == {("fifo", None, None)}
 
 
+def forecast_now(service: VirtualService) -> Forecast | None:
+    """What is forecast now."""
+    decisions = service.loop.decisions
+    assert decisions.volume is not None
+    return decisions.volume(decisions.loop.state().time)
+
+
 @pytest.mark.slow
 def test_forecasts_are_told_step_by_step_bound_what_is_predicted_and_outlive_a_restart(tmp_path: Path) -> None:
     """Two nodes of two GPUs, on which an epoch takes half an hour of one."""
@@ -47,10 +55,10 @@ def test_forecasts_are_told_step_by_step_bound_what_is_predicted_and_outlive_a_r
     service = VirtualService(tmp_path, setup, rate=0.5 / HOUR, look_ahead=True, poll=30.0)
     service.backend.acts = arriving(service.began, hours, 2.0, seed=1)
     service.run(lambda: service.now() >= service.began + hours * HOUR)
-    before, forecast = volume(service.store, service.began), service.loop.volume(service.loop._loop.state().time)
+    before, forecast = volume(service.store, service.began), forecast_now(service)
     service.downtime = 1.0
     service.restart()
-    assert service.loop.volume(service.loop._loop.state().time).mean == pytest.approx(forecast.mean)
+    assert forecast_now(service).mean == pytest.approx(forecast.mean)  # type: ignore[union-attr]
     job = service.submit(epochs=1.0, gpus=2, max_gpus=2)
     row = until_told(service, job)[job]
     assert row.finish is not None
