@@ -17,7 +17,7 @@ from _common import Check, Found
 
 from rlpto.core.cluster import Node
 from rlpto.ray_cluster.measuring import CommandedJob
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import FaultTolerance, JobSpec
 from rlpto.ray_cluster.nodes.environment import ray_environment
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
@@ -62,10 +62,10 @@ def pause(repeats: int) -> Found:
         for size in (SIZES * repeats)[:MOST_RESCALES]:
             _common.progress(f"pause: {held} to {size} workers")
             running.steps(20)
-            before = running.report().rescales
+            before = running.report().interruptions
             running.command(started.node_ids[:size])
-            report = running.until(lambda now, before=before: now.rescales > before and len(now.pauses) >= now.rescales)
-            pauses.setdefault((held, size), []).append(report.pauses[-1])
+            report = running.until(lambda now, before=before: len(now.interruptions.pauses) > len(before.pauses))
+            pauses.setdefault((held, size), []).append(report.interruptions.pauses[-1])
             held = size
     every = [pause for found in pauses.values() for pause in found]
     checks = [
@@ -101,7 +101,7 @@ def recovered(started: LocalCluster, fault: str) -> tuple[float, int]:
     """Seconds from a fault to the next step, and steps that had to be trained again."""
     _common.progress(f"recovery: {fault}")
     a, b, *_ = started.node_ids
-    with started_job(checkpoint_interval=2.0) as running:
+    with started_job(faults=FaultTolerance(checkpoint_interval=2.0)) as running:
         running.command([a] if fault == "only worker killed" else [a, b])
         before = running.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 0)
         frozen = [started.raylet_pid(b), *started.worker_pids(b)]
@@ -115,7 +115,7 @@ def recovered(started: LocalCluster, fault: str) -> tuple[float, int]:
         }
         start = time.time()
         faults[fault]()
-        after = running.until(lambda now: now.recoveries > before.recoveries)
+        after = running.until(lambda now: now.interruptions.recoveries > before.interruptions.recoveries)
     if fault == "node frozen":
         started.kill_node(b)
     if fault in ("raylet killed", "node frozen"):

@@ -119,14 +119,18 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         """Move the workers, and wait until exactly one trains on each entry of `nodes`."""
         before, first = self.nodes, self.generation == 0
         since = self._created if first else time.monotonic()
-        rescales = 0 if first else self.report().rescales
+        rescales = 0 if first else self.report().interruptions.rescales
         self.command(nodes)
         seconds = time.monotonic() - since
         new = (Counter(nodes) - Counter(before)).total()
         if not (before and nodes):
             return Change("start" if first else "restart", len(nodes), new, seconds)
-        report = self.until(lambda now: now.ended or (len(now.pauses) > 0 and now.rescales > rescales))
-        pause = sum(report.pauses[-(report.rescales - rescales) :])
+
+        def paused(report: JobReport) -> bool:
+            return len(report.interruptions.pauses) > 0 and report.interruptions.rescales > rescales
+
+        found = self.until(lambda now: now.ended or paused(now)).interruptions
+        pause = sum(found.pauses[-(found.rescales - rescales) :])
         more = len(nodes) - len(before)
         return Change("grow" if more > 0 else "shrink" if more < 0 else "move", len(nodes), new, seconds, pause)
 

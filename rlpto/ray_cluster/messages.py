@@ -81,6 +81,20 @@ class Command:
 
 
 @dataclass(frozen=True)
+class FaultTolerance:
+    """Reaction of a job's controller to faults.
+
+    backoff: seconds before the first retry, doubled for each later one. The others are keys of `RaySettings`.
+    """
+
+    checkpoint_interval: float = 30.0
+    heartbeat_timeout: float = 5.0
+    start_timeout: float = 120.0
+    retries: int = 3
+    backoff: float = 1.0
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """Everything a controller needs to know about its job. Raises JobError for invalid values.
 
@@ -91,7 +105,6 @@ class JobSpec:
         and every random number of training.
     stop: rule for finishing early once accuracy has flattened. Default: never.
     logs: keep the output of workers and the progress of training in the folder.
-    backoff: seconds before the first retry, doubled for each later one.
     The others are keys of `rlpto.store.program_keys.ProgramKeys` or of `RaySettings`.
     """
 
@@ -110,11 +123,7 @@ class JobSpec:
     batch_rule: BatchRule = "fixed"
     lr_rule: LrRule = "none"
     seed: int = 0
-    checkpoint_interval: float = 30.0
-    heartbeat_timeout: float = 5.0
-    start_timeout: float = 120.0
-    retries: int = 3
-    backoff: float = 1.0
+    faults: FaultTolerance = FaultTolerance()
     float64: bool = False
     device: Device = "auto"
     on_nonfinite: OnNonfinite = "fail"
@@ -130,7 +139,7 @@ class JobSpec:
                 raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)!r}: expected letters, digits, - and _")
         positive = ("batch_size", "data_size", "epochs", "servers", "pace")
         for key in (*positive, "checkpoint_interval", "heartbeat_timeout", "start_timeout"):
-            value = getattr(self, key)
+            value = getattr(self if key in positive else self.faults, key)
             if value is not None and not 0 < value < math.inf:
                 raise JobError(f"job {self.name!r}: {key} is {value}: expected a positive number")
 
@@ -141,7 +150,8 @@ class JobSpec:
 
     def to_json(self) -> str:
         """Return one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
-        plain = {"options": dict(self.options), "stop": None if self.stop is None else self.stop.model_dump()}
+        stop = None if self.stop is None else self.stop.model_dump()
+        plain = {"options": dict(self.options), "faults": vars(self.faults), "stop": stop}
         try:
             return json.dumps(vars(self) | plain, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as wrong:
@@ -151,8 +161,9 @@ class JobSpec:
     def from_json(cls, text: str) -> JobSpec:
         """Read a specification written by `to_json`."""
         values = json.loads(text)
-        stop, pip = values.pop("stop"), tuple(values.pop("pip"))
-        return cls(**values, pip=pip, stop=None if stop is None else StopRule.model_validate(stop))
+        stop = None if values["stop"] is None else StopRule.model_validate(values["stop"])
+        nested = {"faults": FaultTolerance(**values["faults"]), "pip": tuple(values["pip"]), "stop": stop}
+        return cls(**values | nested)
 
 
 def raised_in(text: str) -> str:
@@ -191,6 +202,30 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Interruptions:
+    """Interruptions of a job's training.
+
+    rescales: changes of the group of workers while the job trained. rescale_seconds: time without a training step
+    during them. pauses: the newest of these times [s]. recoveries: faults survived. recovery_seconds: durations of the
+    newest recoveries, from noticing the fault to training again [s].
+    """
+
+    rescales: int = 0
+    rescale_seconds: float = 0.0
+    pauses: Sequence[float] = ()
+    recoveries: int = 0
+    recovery_seconds: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class KeptTraining:
+    """Duration of the training that led to a job's present step [s, GPU-s]."""
+
+    seconds: float = 0.0
+    gpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class JobReport:
     """A controller's report on its job at one moment. Unknown numbers are NaN.
 
@@ -202,14 +237,10 @@ class JobReport:
     progress: scale-invariant epochs. loss, samples_per_second: of the newest steps. accuracy: of the newest evaluation.
     noise_scale: gradient noise scale in samples. accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a
         bounded number. throughput: of each size so far, at batch sizes of the job's own choice.
-    rescales: changes of the group of workers while the job trained. rescale_seconds: time without a training step
-        during them; pauses: the newest of them, s each. recoveries: faults survived; recovery_seconds: the newest of
-        them, s each, from noticing to training again. failure: text of the newest, kept after recovery.
-    checkpoint: newest one on disk. note: set if the job has stopped early, with the epoch.
-    kept_seconds, kept_gpu_seconds: s and GPU-s of the training that led to the present step.
+    checkpoint: newest one on disk. failure: text of the newest failure, kept after recovery. note: set if the job has
+        stopped early, with the epoch.
     earlier: reduced reports since the previous one, for curves, if no scheduler has asked for long.
     pid: of the controller's process. time: of the report, s since the epoch of `time.time`; that clock may jump.
-    number: of the scheduler's request, counted up: it orders the reports of a job.
     """
 
     job: str
@@ -229,20 +260,14 @@ class JobReport:
     noise_scale: float = math.nan
     accuracy_curve: tuple[tuple[float, float], ...] = ()
     throughput: tuple[Measured, ...] = ()
-    rescales: int = 0
-    rescale_seconds: float = 0.0
-    pauses: tuple[float, ...] = ()
+    interruptions: Interruptions = Interruptions()
+    kept: KeptTraining = KeptTraining()
     checkpoint: Checkpoint | None = None
-    recoveries: int = 0
-    recovery_seconds: tuple[float, ...] = ()
     failure: str = ""
     note: str = ""
-    kept_seconds: float = 0.0
-    kept_gpu_seconds: float = 0.0
     earlier: tuple[JobReport, ...] = ()
     pid: int = 0
     time: float = 0.0
-    number: int = 0
 
     @property
     def ended(self) -> bool:
@@ -252,8 +277,7 @@ class JobReport:
     def figures(self) -> dict[str, Any]:
         """Figures of this report for notes and records, as JSON; non-finite numbers are left out."""
         names = ("job", "state", "training_on", "batch_size", "step", "progress", "loss", "accuracy", "note", "time")
-        more = ("samples_per_second", "noise_scale", "rescales", "rescale_seconds", "recoveries")
-        found = {name: getattr(self, name) for name in (*names, *more, "kept_seconds", "kept_gpu_seconds")}
+        found = {name: getattr(self, name) for name in (*names, "samples_per_second", "noise_scale")}
         return {name: value for name, value in found.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
@@ -262,7 +286,9 @@ def last_report(spec: JobSpec) -> JobReport | None:
     record: the job resumes from its checkpoint."""
     try:
         kept = json.loads(Path(spec.folder, RECORD).read_text(encoding="utf-8"))
-        report = JobReport(**kept["report"], earlier=tuple(JobReport(**one) for one in kept["earlier"]))
+        earlier, sums = tuple(JobReport(**one) for one in kept["earlier"]), kept["statistics"]
+        more = {"interruptions": Interruptions(**sums["interruptions"]), "kept": KeptTraining(**sums["kept"])}
+        report = JobReport(**kept["report"], **more, earlier=earlier)
         return report if report.state == "finished" else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -17,7 +17,7 @@ from rlpto.performance.efficiency import BatchLimits, NoiseCurve
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import FitErrors, Profile
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
-from rlpto.ray_cluster.messages import JobSpec, job_id
+from rlpto.ray_cluster.messages import FaultTolerance, JobSpec, job_id
 from rlpto.store.object_storage import checked_uri
 from rlpto.store.program_keys import ProgramKeys
 
@@ -135,9 +135,10 @@ def program_spec(
     number: int, name: str, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int
 ) -> JobSpec:
     """A whole training of a program, as job number `number` (from 0) of its session. name: its label."""
-    named = {field.name for field in fields(JobSpec)}
+    named, faults = ({field.name for field in fields(kept)} for kept in (JobSpec, FaultTolerance))
     return JobSpec(
         **(program.model_dump(include=named) | settings.model_dump(include=named)),
+        faults=FaultTolerance(**settings.model_dump(include=faults)),
         id=job_id(number),
         name=name,
         session=session,

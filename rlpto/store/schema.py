@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 18
+SCHEMA = 19
 """Version of the tables, in SQLite's `user_version`. Lower versions predate the first release and are refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Plan
+from rlpto.ray_cluster.messages import Command, Interruptions, JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_rules import Clock
@@ -33,11 +33,9 @@ class FakeTime:
         return hand
 
 
-def said(
-    job: str, generation: int, applied: int, holding: tuple[str, ...], number: int, serving: tuple[str, ...] = ()
-) -> JobReport:
-    """What a controller says of its GPUs, as the answer to the question of this number."""
-    return JobReport(job, generation, applied, holding=holding, serving_on=serving, number=number)
+def said(job: str, generation: int, applied: int, holding: tuple[str, ...], serving: tuple[str, ...] = ()) -> JobReport:
+    """What a controller says of its GPUs."""
+    return JobReport(job, generation, applied, holding=holding, serving_on=serving)
 
 
 @dataclass
@@ -102,7 +100,7 @@ class FakeBackend:
     epochs/s of a worker.
 
     broken: nodes on which nothing comes up: who grows into them goes on as before. controller: makes one. clock_jumps:
-    when the clock of controllers does, and by how many s. asked: number of the newest question to them.
+    when the clock of controllers does, and by how many s.
     """
 
     world: FakeTime
@@ -123,7 +121,6 @@ class FakeBackend:
     requested: list[int] = field(default_factory=list)
     shown: Callable[[list[NodeInfo]], list[NodeInfo]] | None = None
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
-    asked: int = 0
     controller: Callable[..., FakeController] = FakeController
     _gone: dict[str, str] = field(default_factory=dict)
     _ending: dict[str, FakeController] = field(default_factory=dict)
@@ -162,7 +159,6 @@ class FakeBackend:
 
     def reports(self, timeout: float) -> list[JobReport]:
         self.pass_time(max(timeout, 0.001))
-        self.asked += 1
         return [self.report(controller) for controller in self.controllers.values()]
 
     def pass_time(self, seconds: float) -> None:
@@ -179,14 +175,14 @@ class FakeBackend:
         step, paused = int(100 * controller.progress), 0.05
         return JobReport(
             controller.spec.id,
-            **{name: getattr(controller, name) for name in (*same, "rescales", "failure", "note")},
+            **{name: getattr(controller, name) for name in (*same, "failure", "note")},
             step=step,
             accuracy=min(0.1 + 0.2 * controller.progress, 0.9),
-            pauses=(paused,) * controller.rescales,
-            rescale_seconds=paused * controller.rescales,
+            interruptions=Interruptions(
+                controller.rescales, paused * controller.rescales, (paused,) * controller.rescales
+            ),
             checkpoint=Checkpoint(step, "checkpoint", "0" * 64),
             time=self.world.wall + (self.clock_jumps[1] if self.world.wall >= self.clock_jumps[0] else 0.0),
-            number=self.asked,
         )
 
     def end(self, job: str) -> None:

@@ -6,11 +6,12 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rlpto.ray_cluster.measuring import CommandedJob
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.messages import FaultTolerance, JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import load_factor
 
@@ -83,7 +84,9 @@ def make_spec(folder: Path, **more: Any) -> JobSpec:
         "checkpoint_interval": 1.0,
         "heartbeat_timeout": 5.0 * load_factor(),
     }
-    return JobSpec(**(values | more))
+    values |= more
+    faults = {field.name: values.pop(field.name) for field in fields(FaultTolerance) if field.name in values}
+    return JobSpec(**values, faults=FaultTolerance(**faults))
 
 
 KILL, FREEZE = signal.SIGKILL, signal.SIGSTOP

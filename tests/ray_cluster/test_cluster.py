@@ -24,7 +24,7 @@ from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.size_table import largest_sizes
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.messages import FaultTolerance, JobReport, JobSpec, KeptTraining
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -40,8 +40,9 @@ CHOOSING = "max_throughput:choose_batch_size=true"
 
 
 def specs(jobs: list[Job], retries: int = 3) -> list[JobSpec]:
+    faults = FaultTolerance(retries=retries)
     return [
-        JobSpec(job.name, job.name, "s", "some.module:Program", f"jobs/{job.name}", 8, job.epochs, 100, retries=retries)
+        JobSpec(job.name, job.name, "s", "some.module:Program", f"jobs/{job.name}", 8, job.epochs, 100, faults=faults)
         for job in jobs
     ]
 
@@ -335,7 +336,7 @@ def test_what_a_job_had_trained_further_than_it_is_counts_as_lost() -> None:
     columns = JobColumns([elastic(0)], linear_tables(0.1, 8))
 
     def hear(progress: float, seconds: float, gpu_seconds: float) -> tuple[float, float]:
-        report = JobReport("job0", progress=progress, kept_seconds=seconds, kept_gpu_seconds=gpu_seconds)
+        report = JobReport("job0", progress=progress, kept=KeptTraining(seconds, gpu_seconds))
         columns.heard(0, report, 0.0, settled=True)
         return float(columns.store.kept[0]), float(columns.store.lost[0])
 

@@ -59,10 +59,11 @@ def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
         job.steps(10)
         job.command([a, b, c])
         before = job.steps(10)
-        assert before.recoveries == 0, before.failure
-        assert 1 <= before.rescales == len(before.pauses) <= 2  # on a busy machine they may join one by one
+        found = before.interruptions
+        assert found.recoveries == 0, before.failure
+        assert 1 <= found.rescales == len(found.pauses) <= 2  # on a busy machine they may join one by one
         job.signal_worker(c, KILL)
-        recovered = job.until(lambda now: now.recoveries == 1 and sorted(now.training_on) == sorted([a, b, c]))
+        recovered = job.until(lambda now: now.interruptions.recoveries == 1 and {*now.training_on} == {a, b, c})
         # Survivors hold the newest state: the worker that was killed cost no step.
         assert recovered.step >= before.step
         assert "died" in recovered.failure
@@ -88,9 +89,9 @@ def test_a_script_whose_loop_a_fault_has_left_trains_on_in_new_processes(
     with Running(ray_cluster, make_spec(tmp_path, training=SCRIPTS, options=given, batch_size=51)) as job:
         job.command([a, b, c])
         job.until(lambda now: now.checkpoint is not None and len(now.training_on) == 3)
-        assert job.steps(10).recoveries == 0
+        assert job.steps(10).interruptions.recoveries == 0
         job.signal_worker(c, KILL)
-        recovered = job.until(lambda now: now.recoveries == 1 and sorted(now.training_on) == sorted([a, b, c]))
+        recovered = job.until(lambda now: now.interruptions.recoveries == 1 and {*now.training_on} == {a, b, c})
         assert recovered.state == "running"
         job.steps(10)
         job.stop()
@@ -110,9 +111,10 @@ def test_a_batch_size_that_the_scheduler_chooses_is_trained_with_at_once(
         assert later.step - own.step < 200  # no more than the chunks that were under way
         more = job.steps(20)
         assert more.progress > later.progress
-        assert (chosen.rescales, len(more.pauses)) == (own.rescales, len(own.pauses))
+        assert chosen.interruptions.rescales == own.interruptions.rescales
+        assert len(more.interruptions.pauses) == len(own.interruptions.pauses)
         job.signal_worker(b, KILL)
-        job.until(lambda now: now.recoveries == 1 and now.batch_size == 64)
+        job.until(lambda now: now.interruptions.recoveries == 1 and now.batch_size == 64)
         job.command([a])
         assert job.until(lambda now: now.batch_size == 16).training_on == (a,)
 

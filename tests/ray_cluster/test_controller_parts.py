@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 
 from rlpto.ray_cluster.controllers import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import JOIN_WAIT_S, FailureKind, RetryPolicy, WorkerRoster
 from rlpto.ray_cluster.job.worker_actors import Worker
+from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler import backend
 from rlpto.ray_cluster.worker.actor import Ready
 from rlpto.ray_cluster.worker.sampling import Position
@@ -120,3 +122,10 @@ def test_a_controller_that_has_not_answered_yet_has_the_time_of_a_start(monkeypa
         "hangs": f"it left a call unanswered for {HEARTBEAT_TIMEOUT_S + 1:.0f} s",
         "never": f"it did not start within {START_TIMEOUT_S + 1:.0f} s",
     }
+
+
+def test_an_answer_that_a_later_one_has_overtaken_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = backend.RayBackend("s", _asked={number: backend._Call("job", number, 0.0, 0.0) for number in (1, 2, 3)})
+    monkeypatch.setattr(ray, "get", lambda number: JobReport("job", generation=number))
+    reports = [found._answer(number) for number in (2, 1, 3)]
+    assert [report and report.generation for report in reports] == [2, None, 3]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import FaultTolerance, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.store.checkpoints import list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import LOG
@@ -36,11 +36,11 @@ def test_a_frozen_worker_is_replaced_and_code_that_hangs_is_started_again(
         before = job.steps(5)
         frozen = ray_cluster.worker_pids(b)[0]
         job.signal_worker(b, FREEZE)
-        after = job.until(lambda now: now.recoveries == 1 and len(now.training_on) == 2)
+        after = job.until(lambda now: now.interruptions.recoveries == 1 and len(now.training_on) == 2)
         assert "does not answer" in after.failure
         assert after.step >= before.step
         job.until(lambda now: len(now.holding) == 2 and not Path(f"/proc/{frozen}").exists())
-        report = other.until(lambda now: now.recoveries == 1 and now.step > 20)
+        report = other.until(lambda now: now.interruptions.recoveries == 1 and now.step > 20)
         assert "hangs: no step within" in report.failure
 
 
@@ -72,7 +72,7 @@ def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster
         assert len(list(counts[0].iterdir())) == 2, "one retry, as the job asked for"
         assert "this batch is cursed" in (tmp_path / "a" / "failures.log").read_text()
         report = good.until(lambda now: now.step > 20)
-        assert report.recoveries == 1
+        assert report.interruptions.recoveries == 1
 
 
 NONFINITE = """
@@ -126,7 +126,7 @@ def test_a_killed_controller_goes_on_and_checkpoints_that_are_of_no_use_are_skip
         before = job.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 20)
         assert before.checkpoint is not None
         os.kill(before.pid, KILL)
-        after = job.until(lambda now: now.recoveries == 1)
+        after = job.until(lambda now: now.interruptions.recoveries == 1)
         assert after.generation == before.generation, "the command outlives the controller"
         assert after.step >= before.checkpoint.step
         job.steps(40)
@@ -140,11 +140,11 @@ def test_a_killed_controller_goes_on_and_checkpoints_that_are_of_no_use_are_skip
     damaged = write_checkpoint(tmp_path, last.step + 2000, content)
     Path(damaged.path).write_bytes(b"what a failing disk gives back")
     sound.write_bytes(content)  # it was the third
-    with Running(ray_cluster, replace(spec, retries=0), resume=True) as job:
+    with Running(ray_cluster, replace(spec, faults=FaultTolerance(retries=0)), resume=True) as job:
         job.command([a])
         resumed = job.steps(1)
         assert last.step < resumed.step < last.step + 1000
-        assert resumed.recoveries == 1, "what was counted goes on"
+        assert resumed.interruptions.recoveries == 1, "what was counted goes on"
     failures = (tmp_path / "failures.log").read_text()
     assert "damaged" in failures
     assert "cannot be loaded" in failures
@@ -178,6 +178,6 @@ def test_workers_killed_again_and_again_cost_a_job_time_and_no_more(ray_cluster:
         for faults in range(1, 4):
             reached = job.until(lambda now, least=reached: now.step >= least + 20).step  # type: ignore[misc]
             job.signal_worker(a, KILL)
-            after = job.until(lambda now, faults=faults: now.recoveries == faults)  # type: ignore[misc]
+            after = job.until(lambda now, faults=faults: now.interruptions.recoveries == faults)  # type: ignore[misc]
             assert after.state == "running"
         assert job.steps(1).step > 20

@@ -34,7 +34,7 @@ def test_a_job_changes_workers_and_servers_and_ends_where_one_process_does(
         assert job.steps(40).serving_on == (control_node(),) * 2
         assert job.report().noise_scale > 0
         job.signal_worker(b, KILL)
-        job.until(lambda now: now.recoveries == 1 and len(now.training_on) == 2)
+        job.until(lambda now: now.interruptions.recoveries == 1 and len(now.training_on) == 2)
         job.command([])
         job.command([a], servers=[a])
         before = job.steps(10)
@@ -42,7 +42,7 @@ def test_a_job_changes_workers_and_servers_and_ends_where_one_process_does(
         grown = job.command([a, b], servers=[a, b, c])
         assert sorted(grown.serving_on) == sorted([a, b, c])
         assert grown.step >= before.step
-        assert grown.rescales == before.rescales + 1
+        assert grown.interruptions.rescales == before.interruptions.rescales + 1
         more = job.steps(20)
         assert {(size.workers, size.servers) for size in more.throughput} >= {(1, 1), (2, 3)}
         job.command([a, b], servers=[c])

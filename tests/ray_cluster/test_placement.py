@@ -156,13 +156,13 @@ class TestServers:
         claims, numbers = GpuClaims({"m": 2}, {"m": 2}), iter(range(1, 99))
         claims.plan({"a": Plan(("m",), None, ("m", "m"))}, lambda: next(numbers))
         (first,) = claims.due()
-        claims.reported(said("a", first.generation, first.generation, ("m",), 1, ("m", "m")))
+        claims.reported(said("a", first.generation, first.generation, ("m",), ("m", "m")))
         claims.plan({"a": Plan(("m",), None, ("m",)), "b": Plan(("m",), None, ("m",))}, lambda: next(numbers))
         (less,) = claims.due()
         assert (less.job, less.plan.servers) == ("a", ("m",))
-        claims.reported(said("a", less.generation, first.generation, ("m",), 2, ("m", "m")))
+        claims.reported(said("a", less.generation, first.generation, ("m",), ("m", "m")))
         assert list(claims.due()) == []
-        claims.reported(said("a", less.generation, less.generation, ("m",), 3, ("m",)))
+        claims.reported(said("a", less.generation, less.generation, ("m",), ("m",)))
         (other,) = claims.due()
         assert other.job == "b"
 

@@ -70,7 +70,7 @@ def test_the_code_goes_along_and_outlives_the_scheduler(tmp_path: Path, cluster:
         once(command, lambda: max(steps_of(run), default=0) > 10)
         command.kill()
     os.kill(min(cluster.workers()), signal.SIGKILL)  # its successor starts without the scheduler
-    cluster.wait_connected(f"report().recoveries == 1 and len(report().training_on) == {GPUS}")
+    cluster.wait_connected(f"report().interruptions.recoveries == 1 and len(report().training_on) == {GPUS}")
     with start(tmp_path, cluster, "--fresh") as command:
         assert command.wait() == 0, command.communicate()
     assert column(run, "state") == ["finished"]

@@ -56,7 +56,7 @@ def test_a_training_that_flattens_stops_early_and_stays_finished(ray_cluster: Lo
         report = job.until(lambda now: now.state == "finished" and not now.holding)
         assert RULE.after * EPOCHS <= report.progress < EPOCHS
         assert report.note == f"stopped early at epoch {report.progress:.6g} of 60"
-        assert report.recoveries == 1
+        assert report.interruptions.recoveries == 1
         epochs, accuracy = np.array(report.accuracy_curve).T
         fired = [n for n in range(1, len(epochs) + 1) if has_flattened(RULE, EPOCHS, epochs[:n], accuracy[:n])]
         assert len(epochs) - fired[0] < MAX_CHUNKS_IN_FLIGHT  # it ends with the steps that were handed out by then

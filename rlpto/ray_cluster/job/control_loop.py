@@ -208,7 +208,7 @@ class ControlLoop:
         waited = time.monotonic() - self._grows_since
         if not self._grows():
             self._grows_since = None
-        elif waited > self._spec.start_timeout or self._retry.gave_up:
+        elif waited > self._spec.faults.start_timeout or self._retry.gave_up:
             self._grows_since = None
             for worker in list(self._roster.starting):
                 self._roster.release(worker)

@@ -42,7 +42,7 @@ class JobFolder:
         self._storage = CheckpointStorage(spec.storage, job, self._folder, self.log_failure) if spec.storage else None
         self.checkpoint: Checkpoint | None = None
         self.failure = ""
-        self._interval = self._longest = spec.checkpoint_interval
+        self._interval = self._longest = spec.faults.checkpoint_interval
         self._saving: asyncio.Task[None] | None = None
         self._saved_at = time.monotonic()
         self._turn = asyncio.Lock()

@@ -6,14 +6,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rlpto.core.stopping import has_flattened
 from rlpto.performance.tables import ONE_KIND
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
+from rlpto.ray_cluster.messages import Interruptions, JobReport, JobSpec, KeptTraining, Measured
 from rlpto.ray_cluster.worker.training import Chunk
 
 MAX_CURVE_POINTS = 200
@@ -34,9 +34,6 @@ NOTE_INTERVAL_S = 2.0
 """Least time between two notes of a job's progress, and from a report to the first note after it."""
 MOST_NOTES = 500
 """Most notes kept; at this number every other one is dropped, and notes become half as frequent."""
-
-_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds")
-"""Sums with the same names in reports; they outlive the controller."""
 
 
 class ProgressNotes:
@@ -75,7 +72,7 @@ class Size:
 class TrainingStatistics:
     """Running figures of one job.
 
-    rescales, recoveries, pauses, ... are fields of `JobReport`. step_seconds: duration of a step in the present group,
+    interruptions, kept, ... are fields of `JobReport`. step_seconds: duration of a step in the present group,
     estimated until measured. batch_size: samples of the newest steps. ended: end of the newest step. All times are on
     this process's monotonic clock, because other clocks may jump.
     """
@@ -84,13 +81,9 @@ class TrainingStatistics:
         self.step = self.batch_size = 0
         self.samples_done = 0.0
         self.loss = self.accuracy = self.noise_scale = math.nan
-        self.kept_seconds = self.kept_gpu_seconds = 0.0
+        self.interruptions, self.kept = Interruptions(), KeptTraining()
         self.curve: list[tuple[float, float]] = []
         self.speeds: dict[Size, tuple[float, float, int]] = {}
-        self.rescales = self.recoveries = 0
-        self.rescale_seconds = 0.0
-        self.pauses: deque[float] = deque(maxlen=RECENT_CHUNKS)
-        self.recovery_seconds: deque[float] = deque(maxlen=RECENT_CHUNKS)
         self.step_seconds = 0.0
         self.ended: float | None = None
         self._size = Size(0, 0)
@@ -118,7 +111,7 @@ class TrainingStatistics:
         self._size, self._first, self._behind = size, True, None
         self._recent.clear()
         if rescaled:
-            self.rescales += 1
+            self.interruptions = replace(self.interruptions, rescales=self.interruptions.rescales + 1)
             self._paused_since = self._paused_since or self.ended
 
     def released(self) -> None:
@@ -132,7 +125,7 @@ class TrainingStatistics:
             self._behind = time.monotonic() - chunks[0].ended
         first = replace(chunks[0], first=chunks[0].first + self._behind, ended=chunks[0].ended + self._behind)
         self.step, self.samples_done = first.position.step, first.position.progress
-        self.kept_seconds, self.kept_gpu_seconds = first.position.seconds, first.position.gpu_seconds
+        self.kept = KeptTraining(first.position.seconds, first.position.gpu_seconds)
         if not math.isnan(first.accuracy):
             self.accuracy = first.accuracy
             # After a fault the job may repeat epochs: the newer results count.
@@ -184,17 +177,17 @@ class TrainingStatistics:
 
     def figures(self) -> dict[str, Any]:
         """The training fields of a report, by their names in `JobReport`."""
-        return {name: getattr(self, name) for name in (*_COUNTS, "loss", "accuracy", "noise_scale")} | {
-            "accuracy_curve": tuple(self.curve),
-            "throughput": self.throughput(),
-            "pauses": tuple(self.pauses),
-            "recovery_seconds": tuple(self.recovery_seconds),
-        }
+        names = ("step", "interruptions", "kept", "loss", "accuracy", "noise_scale")
+        more = {"accuracy_curve": tuple(self.curve), "throughput": self.throughput()}
+        return {name: getattr(self, name) for name in names} | more
 
     def lasting(self) -> dict[str, Any]:
         """The statistics that outlive the controller, as JSON values."""
-        return {name: getattr(self, name) for name in _COUNTS} | {
+        return {
+            "step": self.step,
             "samples_done": self.samples_done,
+            "interruptions": asdict(replace(self.interruptions, pauses=(), recovery_seconds=())),
+            "kept": asdict(self.kept),
             "curve": self.curve,
             "speeds": [[astuple(size), *measured] for size, measured in self.speeds.items()],
             "accuracy": self.accuracy if math.isfinite(self.accuracy) else None,
@@ -202,8 +195,8 @@ class TrainingStatistics:
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Restore the result of `lasting`."""
-        for name in (*_COUNTS, "samples_done"):
-            setattr(self, name, kept[name])
+        self.step, self.samples_done = kept["step"], kept["samples_done"]
+        self.interruptions, self.kept = Interruptions(**kept["interruptions"]), KeptTraining(**kept["kept"])
         self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
         self.speeds = {Size(*size): (samples, seconds, count) for size, samples, seconds, count in kept["speeds"]}
         self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
@@ -214,11 +207,13 @@ class TrainingStatistics:
         self._first = False
         if step > 0:
             self.step_seconds = step
+        so_far = self.interruptions
         if self._paused_since is not None:
             pause = max(chunk.first - self._paused_since - self.step_seconds, 0.0)
-            self.pauses.append(pause)
-            self.rescale_seconds += pause
+            pauses = (*so_far.pauses, pause)[-RECENT_CHUNKS:]
+            so_far = replace(so_far, rescale_seconds=so_far.rescale_seconds + pause, pauses=pauses)
         if self._recovering_since is not None:
-            self.recovery_seconds.append(chunk.first - self._recovering_since)
-            self.recoveries += 1
+            seconds = (*so_far.recovery_seconds, chunk.first - self._recovering_since)[-RECENT_CHUNKS:]
+            so_far = replace(so_far, recoveries=so_far.recoveries + 1, recovery_seconds=seconds)
+        self.interruptions = so_far
         self._paused_since = self._recovering_since = None

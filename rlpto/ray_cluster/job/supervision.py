@@ -145,7 +145,7 @@ class WorkerRoster:
         for node in missing:
             worker = worker_actors.start_worker(self._spec, node)
             worker.preparing = asyncio.ensure_future(
-                prepared(worker, STARTUP_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout)
+                prepared(worker, STARTUP_HEARTBEAT_TIMEOUTS * self._spec.faults.heartbeat_timeout)
             )
             self.starting.append(worker)
 
@@ -237,11 +237,11 @@ class RetryPolicy:
                 self._count, self.gave_up = 0, False
             self._must_pass, self._progress = step if kind == "raised" else -1, False
         self._count += 1
-        if lasting or self._count > self._spec.retries:
+        if lasting or self._count > self._spec.faults.retries:
             self.gave_up = trains
             return not trains
         if self._count > 1 or not trains:
-            self._start_after = time.monotonic() + self._spec.backoff * 2 ** (self._count - 1)
+            self._start_after = time.monotonic() + self._spec.faults.backoff * 2 ** (self._count - 1)
         return False
 
     def stepped(self, step: int, whole: bool) -> None:

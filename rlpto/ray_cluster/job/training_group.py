@@ -139,7 +139,7 @@ class TrainingGroup:
 
         Returns the chunk of rank 0. Raises FaultError under the conditions of `_answers`.
         """
-        chunks = await collect(self._roster.training, calls, self._spec.heartbeat_timeout, self._limit())
+        chunks = await collect(self._roster.training, calls, self._spec.faults.heartbeat_timeout, self._limit())
         self._statistics.add(chunks)
         first: Chunk = chunks[0]
         for at, rank, line in sorted((at, rank, line) for rank, one in enumerate(chunks) for at, line in one.output):
@@ -159,14 +159,14 @@ class TrainingGroup:
     async def _answers(self, workers: Sequence[Worker], calls: list[Any]) -> list[Any]:
         """Wait for the workers' answers to one call each. Raises FaultError if a worker is lost, hangs or raised."""
         limit = max(self._limit(), BETWEEN_STEPS_TIMEOUT_S)
-        return await collect(workers, calls, self._spec.heartbeat_timeout, limit)
+        return await collect(workers, calls, self._spec.faults.heartbeat_timeout, limit)
 
     def _limit(self) -> float:
         """Time after which an unfinished step counts as hanging [s]."""
         warm = [worker.ready for worker in self._roster.training if worker.ready is not None]
         slowest = max((ready.step_seconds + ready.evaluation_seconds for ready in warm), default=0.0)
         slowest = max(slowest, self._spec.pace or 0.0, self._statistics.step_seconds)
-        return HANG_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout + HANG_STEPS * slowest
+        return HANG_HEARTBEAT_TIMEOUTS * self._spec.faults.heartbeat_timeout + HANG_STEPS * slowest
 
     async def take_state(self) -> tuple[int, bytes]:
         """Step and state of the group, also written as a checkpoint if the weights are finite."""

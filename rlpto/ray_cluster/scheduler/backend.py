@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlpto.performance.tables import ONE_KIND
@@ -80,7 +80,7 @@ class Backend(Protocol):
         """Send a controller a command."""
 
     def reports(self, timeout: float) -> list[JobReport]:
-        """Return new reports, after waiting at most `timeout` s for the first one."""
+        """Return new reports, those of a job in order, after waiting at most `timeout` s for the first one."""
 
     def end(self, job: str) -> None:
         """Let a controller write a checkpoint, release everything, and end. `gone` will include it."""
@@ -137,6 +137,7 @@ class RayBackend:
     _asked_at: dict[str, float] = field(default_factory=dict)
     _ending: dict[str, _Ending] = field(default_factory=dict)
     _gone: dict[str, str] = field(default_factory=dict)
+    _newest: dict[str, int] = field(default_factory=dict)
     _calls: int = 0
 
     def nodes(self) -> list[NodeInfo]:
@@ -216,7 +217,8 @@ class RayBackend:
         return [report for report in heard if report is not None]
 
     def _answer(self, answer: Any) -> JobReport | None:
-        """Return a controller's answer; None if it cannot answer now, or never will."""
+        """Return a controller's answer; None if it cannot answer now, or never will, or if the answer to a later call
+        has arrived before."""
         import ray
         from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 
@@ -236,7 +238,10 @@ class RayBackend:
                 self._gone[job] = f"it has died: {reason_of(error)}"
             return None
         self._heard.add(job)
-        return replace(report, number=call.number) if isinstance(report, JobReport) else None
+        if not isinstance(report, JobReport) or call.number < self._newest.get(job, 0):
+            return None
+        self._newest[job] = call.number
+        return report
 
     def _end_silent(self) -> None:
         """Kill controllers that have left a call unanswered for too long. Controllers being (re)started get more time:
@@ -293,6 +298,8 @@ class RayBackend:
     def gone(self) -> dict[str, str]:
         """Return jobs whose controller has gone since the last call, with the reason."""
         gone, self._gone = self._gone, {}
+        for job in gone:
+            self._newest.pop(job, None)
         return gone
 
     def end_all(self) -> None:

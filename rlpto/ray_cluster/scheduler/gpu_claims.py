@@ -128,16 +128,13 @@ class GpuClaims:
     def _room(self, what: str, node: str) -> int:
         return (self.capacity if what == GPUS else self.slots).get(node, 0)
 
-    def reported(self, report: JobReport) -> bool:
-        """Take in a controller's report. False if a newer one has already arrived."""
+    def reported(self, report: JobReport) -> None:
+        """Take in a controller's report, which is newer than all before."""
         entry = self.entry(report.job)
-        if report.number < entry.heard.number:
-            return False
         entry.heard = report
         # The newest command stays in any case: a controller that was restarted may not know it, and gets it again.
         older = [command for command in entry.sent[:-1] if command.generation >= report.generation]
         entry.sent = older + entry.sent[-1:]
-        return True
 
     def unconfirmed(self, job: str) -> Command | None:
         """The newest command, if the controller has not confirmed it."""

@@ -197,18 +197,19 @@ class JobColumns:
         step; otherwise None.
         """
         store = self.store
-        if report.kept_gpu_seconds > 0:  # progress fell: a fault has rolled back the difference
+        if report.kept.gpu_seconds > 0:  # progress fell: a fault has rolled back the difference
             fell = report.progress < store.progress[job]
-            back = max(self._kept_gpu_seconds[job] - report.kept_gpu_seconds, 0.0) if fell else 0.0
+            back = max(self._kept_gpu_seconds[job] - report.kept.gpu_seconds, 0.0) if fell else 0.0
             store.lost[job] = np.nan_to_num(store.lost[job]) + back
-            store.kept[job], self._kept_gpu_seconds[job] = report.kept_seconds, report.kept_gpu_seconds
+            store.kept[job], self._kept_gpu_seconds[job] = report.kept.seconds, report.kept.gpu_seconds
         store.progress[job] = min(report.progress, store.epochs[job])
         if settled:
             store.rescale_left[job] = 0.0
         if not np.isnan(report.accuracy):
             self.accuracy[job] = report.accuracy
-        self._counted["rescale_seconds"] += max(report.rescale_seconds - self.rescale_seconds[job], 0.0)
-        self.rescale_seconds[job] = report.rescale_seconds
+        rescaled = report.interruptions.rescale_seconds
+        self._counted["rescale_seconds"] += max(rescaled - self.rescale_seconds[job], 0.0)
+        self.rescale_seconds[job] = rescaled
         self._note_gain(job, time)
         first = float(self.first_given[job])
         if report.progress == 0 or np.isnan(first):

@@ -129,8 +129,9 @@ class JobTracker:
         """Process a controller's report."""
         job, number = report.job, self._number.get(report.job)
         claims = self._commands.claims
-        if number is None or not claims.reported(report):  # it ended long ago, or a newer report has arrived
+        if number is None:  # it ended long ago
             return
+        claims.reported(report)
         if not self.columns.active[number]:  # it has ended, and releases its GPUs
             self._hold(number, report.holding)
             return
@@ -165,10 +166,11 @@ class JobTracker:
 
     def _note_events(self, at: float, before: JobReport, report: JobReport) -> None:
         """Record new pauses, recoveries and failures of a report, as far as the report still holds them."""
-        job, pauses, recoveries = report.job, report.rescales - before.rescales, report.recoveries - before.recoveries
-        for pause in report.pauses[-pauses:] if pauses > 0 else ():
+        job, now, earlier = report.job, report.interruptions, before.interruptions
+        pauses, recoveries = now.rescales - earlier.rescales, now.recoveries - earlier.recoveries
+        for pause in now.pauses[-pauses:] if pauses > 0 else ():
             self.database.event(at, "rescale", job, value=pause, detail=f"{len(report.training_on)} workers")
-        for seconds in report.recovery_seconds[-recoveries:] if recoveries > 0 else ():
+        for seconds in now.recovery_seconds[-recoveries:] if recoveries > 0 else ():
             self.database.event(at, "recovery", job, value=seconds)
         if report.failure and report.failure != before.failure and not report.ended:
             self.database.event(at, "fault", job, detail=report.failure)
@@ -230,7 +232,7 @@ class JobTracker:
         self._losses[job] = (known, losses)
         self.reports.pop(job, None)
         self.database.event(self.time, "controller_lost", job, value=losses, detail=reason)
-        if losses > self._specs[job].retries:
+        if losses > self._specs[job].faults.retries:
             why = f"its controller was lost {losses} times in a row: {reason}"
             self._end(number, JobReport(job, state="failed", failure=why))
         else:

@@ -147,8 +147,8 @@ class SessionDatabase(Store):
 
     def note_report(self, report: JobReport, **more: object) -> None:
         """Write a controller's report on its job, and additional columns."""
-        said = ("progress", "step", "loss", "recoveries", "failure")
-        columns = {name: getattr(report, name) for name in said}
+        columns = {name: getattr(report, name) for name in ("progress", "step", "failure")}
+        columns["recoveries"] = report.interruptions.recoveries
         columns["loss"] = report.loss if math.isfinite(report.loss) else None
         self.set_job(report.job, **columns, **more)
 

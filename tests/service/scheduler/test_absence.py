@@ -123,7 +123,8 @@ def test_a_job_that_has_finished_is_not_queued_again(service: VirtualService, mo
     record.parent.mkdir(parents=True)
     at = service.world.wall + 70.0
     left = {"job": third, "state": "finished", "progress": 5.0, "training_on": ["n0"], "time": at}
-    kept = {"report": left, "earlier": [left | {"progress": 3.0, "time": at - 9.0}]}
+    sums = {"interruptions": {}, "kept": {}}
+    kept = {"report": left, "earlier": [left | {"progress": 3.0, "time": at - 9.0}], "statistics": sums}
     record.write_text(json.dumps(kept))
     service.backend.controllers.pop(third)
     service.downtime = 500.0
