@@ -23,7 +23,7 @@ from _common import Check, Found
 from rlpto.arrivals.sampled import Futures
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
-from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
+from rlpto.store.jobs import JobRow, get_job, insert_job
 from rlpto.store.status import PredictionRow, predictions
 from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
@@ -119,15 +119,15 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
             service.close()
 
 
-def asked(rng: np.random.Generator) -> NewJob:
+def asked(rng: np.random.Generator) -> JobRow:
     """A job of some minutes to some hours on its requested GPUs."""
     gpus = int(rng.choice([1, 2, 4], p=[0.5, 0.3, 0.2]))
     epochs = float(np.clip(np.exp(rng.normal(np.log(15.0), 0.7)), 3.0, 150.0)) * gpus
     number, priority = int(rng.integers(PROGRAMS)), PRIORITY_CLASSES[int(rng.choice(3, p=[0.2, 0.6, 0.2]))]
-    return NewJob("ann", "a job", f"program_{number}", epochs, gpus=gpus, max_gpus=2 * gpus, priority=priority)
+    return JobRow("ann", "a job", f"program_{number}", epochs, gpus=gpus, max_gpus=2 * gpus, priority=priority)
 
 
-def submitting(at: float, job: NewJob) -> Act:
+def submitting(at: float, job: JobRow) -> Act:
     return at, lambda service: insert_job(service.store, job, service.now())
 
 
@@ -207,7 +207,7 @@ def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
     acts = []
     for at, donor, priority in zip(one.submit.tolist(), one.donor.tolist(), one.priority.tolist(), strict=True):
         like = rows[futures.donors[donor].name]
-        job = NewJob("ann", "a job", like.program, like.epochs, gpus=like.gpus, max_gpus=like.max_gpus,
+        job = JobRow("ann", "a job", like.program, like.epochs, gpus=like.gpus, max_gpus=like.max_gpus,
                      priority=PRIORITY_CLASSES[priority])  # fmt: skip
         acts.append(submitting(service.began + at, job))
     return acts

@@ -22,7 +22,7 @@ from _common import Check, Found, NoDataError, progress
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import NewJob, State, change_job, insert_job
+from rlpto.store.jobs import JobRow, State, change_job, insert_job
 from rlpto.store.status import heartbeat
 from rlpto.store.users import add_token, add_user
 from tests.service.served import TINY, Served, served
@@ -130,7 +130,7 @@ def history() -> Found:
             for number in range(HISTORY):
                 owner, at = ("ann", "bob")[number % 2], 1e9 + number
                 job = insert_job(
-                    store, NewJob(owner, f"job {number}", "digits", 5.0, labels={"n": str(number % 9)}), at
+                    store, JobRow(owner, f"job {number}", "digits", 5.0, labels={"n": str(number % 9)}), at
                 )
                 change_job(store, job.id, at, state=("finished", "failed")[number % 7 == 0], ended=at + 60)
         with web_process(settings) as web:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from rlpto.store.database import Store
@@ -25,14 +25,18 @@ _ID_LETTERS = 12
 
 
 @dataclass(frozen=True)
-class NewJob(Row):
-    """A job as requested by a user, checked. name: a label.
+class JobRow(Row):
+    """A job in the database. name: a label. Fields before `seq` are the user's request, checked.
 
     script: digest of a developer's script. Default: none. arguments: its command line. samples: samples of an epoch.
     Default: the program's. pip: packages for its workers in addition to the program's. epochs: epochs to train.
     batch_size: samples of a step. Default: the program's. metric: metric that chooses the batch size. Default: the
     experiment's. after: jobs that must finish first. most_hours: hours from its start until it is cancelled. Default:
     no limit. seed: seed of the training. Default: `seq`.
+
+    seq: number in order of submission. submitted, changed, queued, started, ended: times [s], or None if not yet
+    reached. progress: epochs done. gpus_held: GPUs held now. gpu_seconds: used so far. reason: explanation of its
+    state, empty if as usual. held_by: user who keeps it from starting, empty if none. A job with GPUs is never on hold.
     """
 
     TABLE = "jobs"
@@ -56,17 +60,6 @@ class NewJob(Row):
     most_hours: float | None = None
     seed: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class JobRow(NewJob):
-    """A job in the database. seq: number in order of submission.
-
-    submitted, changed, queued, started, ended: times [s], or None if not yet reached. progress: epochs done. gpus_held:
-    GPUs held now. gpu_seconds: used so far. reason: explanation of its state, empty if as usual. held_by: user who
-    keeps it from starting, empty if none. A job with GPUs is never on hold.
-    """
-
     seq: int = 0
     id: str = ""
     state: State = "submitted"
@@ -124,19 +117,16 @@ class SessionJob(JobRow):
     shortfall: float = 0.0
 
 
-_ASKED = [one.name for one in fields(NewJob)]
-
-
-def insert_job(store: Store, job: NewJob, at: float) -> JobRow:
+def insert_job(store: Store, job: JobRow, at: float) -> JobRow:
     """Insert a new job in state `submitted`. Its id cannot be guessed and is a valid file name on any system."""
     made = "j" + "".join(secrets.choice(_LETTERS) for _ in range(_ID_LETTERS))
-    asked = {name: getattr(job, name) for name in _ASKED}
+    job = replace(job, id=made, submitted=at, changed=at)
     with store.transaction():
-        seq = insert(store, "jobs", **asked, id=made, submitted=at, changed=at)
+        seq = insert(store, "jobs", **{name: value for name, value in vars(job).items() if name != "seq"})
         if job.labels:
             labels = ((f"{key}={value}", seq) for key, value in job.labels.items())
             store.write("INSERT INTO labels (label, job) VALUES (?, ?)", *labels)
-    return JobRow(**asked, seq=seq, id=made, submitted=at, changed=at)
+    return replace(job, seq=seq)
 
 
 def get_job(store: Store, job: str) -> JobRow | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlpto.store import curves, programs, requests, status
 from rlpto.store.database import Store
-from rlpto.store.jobs import STATES, NewJob, change_job, insert_job, list_jobs
+from rlpto.store.jobs import STATES, JobRow, change_job, insert_job, list_jobs
 from rlpto.store.rows import insert, put
 from rlpto.store.users import add_token, add_user, token_hash, user_of_token
 
@@ -31,7 +31,7 @@ def test_pages_hold_every_job_once(
     store = Store(tmp_path_factory.mktemp("store") / "service.sqlite", durable=False)
     expected = []
     for name, state, has_label in data:
-        job = insert_job(store, NewJob(name, "a job", "p", 1.0, labels={"a": "b"} if has_label else {}), 1.0)
+        job = insert_job(store, JobRow(name, "a job", "p", 1.0, labels={"a": "b"} if has_label else {}), 1.0)
         change_job(store, job.id, 2.0, state=state)
         if owner in (None, name) and (not states or state in states) and (has_label or not labelled):
             expected.append(job.id)
@@ -81,7 +81,7 @@ def test_what_was_held_is_counted_and_found_by_the_time_it_overlaps(store: Store
     jobs = []
     held = ("a", {"team": "x"}, 2, 0.0), ("a", {"team": "y"}, 1, 3600.0), ("b", {}, 4, 7200.0)
     for owner, labels, gpus, started in held:
-        jobs.append(insert_job(store, NewJob(owner, "j", "p", 1.0, labels=labels), 0.0).id)
+        jobs.append(insert_job(store, JobRow(owner, "j", "p", 1.0, labels=labels), 0.0).id)
         insert(store, "spans", job=jobs[-1], owner=owner, node="n", gpus=gpus, started=started)
     curves.close_spans(store, jobs[0], 7200.0)
     assert curves.usage(store, 3600.0, 10_800.0) == [curves.Usage("a", 2, 4.0), curves.Usage("b", 1, 4.0)]

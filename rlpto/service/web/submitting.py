@@ -19,7 +19,7 @@ from rlpto.service.web.state import Service
 from rlpto.store.code_files import unpack
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import JobRow, NewJob, Priority, Scalar, change_job, count_open, get_job, insert_job
+from rlpto.store.jobs import JobRow, Priority, Scalar, change_job, count_open, get_job, insert_job
 from rlpto.store.program_keys import SCRIPTS
 from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
@@ -33,7 +33,7 @@ _LONGEST_NAME = 128
 _MOST_NAMES = 10
 
 
-def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
+def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> JobRow:
     """The job requested by a body. Raises Problem if catalogue, role or quota forbid it."""
     program = get_program(store, body.program)
     if program is None or program.checked == "deleted":
@@ -67,7 +67,7 @@ def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
     asked = body.model_dump(exclude={"script"}) | _script(body, user, entry)
     name = body.name or (body.script.name if body.script else body.program)
     asked |= {"name": name, "options": _options(body, entry), "epochs": epochs, "max_gpus": most}
-    return NewJob(owner=user.name, **asked)
+    return JobRow(owner=user.name, **asked)
 
 
 def highest_priority(settings: ServiceSettings, user: User) -> Priority:
@@ -83,7 +83,7 @@ def check_priority(settings: ServiceSettings, user: User, priority: Priority) ->
         raise Problem(403, "quota-exceeded", f"priority: you may not use class {priority}: expected {known}")
 
 
-def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
+def previews_for(store: Store, job: JobRow) -> list[PreviewRow]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as predicted by the scheduler."""
     program = get_program(store, job.program)
     if program is None:
@@ -136,7 +136,7 @@ def submission(
     many jobs."""
     settings, at = service.settings, service.now()
     digest = hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
-    job: NewJob | Problem
+    job: JobRow | Problem
     try:
         job = allowed_job(service.store, settings, user, body)
     except Problem as problem:

@@ -11,7 +11,7 @@ from rlpto.service.scheduler.retention import DAY_S, Retention
 from rlpto.service.settings import RetentionSettings
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import NewJob, change_job, get_job, insert_job
+from rlpto.store.jobs import JobRow, change_job, get_job, insert_job
 from rlpto.store.requests import add_switch, switch_in_force
 from rlpto.store.scripts import get_script, keep_script, script_row
 from rlpto.store.status import VolumeRow, set_volume, volume
@@ -42,7 +42,7 @@ def test_what_there_is_too_much_of_goes_the_oldest_first(
         scripts = [script_row("a.py", str(number)) for number in range(250)]
         for script in scripts:
             keep_script(store, script)
-        new = [NewJob("ann", "a job", "tiny", 1.0, script=script.digest) for script in scripts]
+        new = [JobRow("ann", "a job", "tiny", 1.0, script=script.digest) for script in scripts]
         jobs = [insert_job(store, job, float(number)).id for number, job in enumerate(new)]
         for job in jobs[:-10]:
             change_job(store, job, 1.0, state="finished", ended=1.0)

@@ -20,7 +20,7 @@ from rlpto.service.scheduler.loop import make_scheduler
 from rlpto.service.scheduler.session import Environment
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
-from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
+from rlpto.store.jobs import JobRow, get_job, insert_job
 from rlpto.store.programs import set_programs
 from rlpto.store.requests import Kind, Switch, ask, get_request
 from rlpto.store.rows import find
@@ -159,7 +159,7 @@ class VirtualService:
 
     def submit(self, owner: str = "ann", epochs: float = 2.0, program: str = "tiny", **more: Any) -> str:
         """A job of a user; its id."""
-        return insert_job(self.store, NewJob(owner, "a job", program, epochs, **more), self.now()).id
+        return insert_job(self.store, JobRow(owner, "a job", program, epochs, **more), self.now()).id
 
     def row(self, job: str) -> JobRow:
         """A job as the database has it."""

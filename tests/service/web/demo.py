@@ -9,7 +9,7 @@ from rlpto.service.settings import ServiceSettings
 from rlpto.store import curves, requests, status
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import NewJob, change_job, insert_job
+from rlpto.store.jobs import JobRow, change_job, insert_job
 from rlpto.store.logs import OutputLog, job_folder
 from rlpto.store.rows import insert, put, put_all
 
@@ -24,13 +24,13 @@ def fill_demo(settings: ServiceSettings) -> dict[str, str]:
         for number in range(4 * NODES):
             owner, began = ("ann", "bob")[number % 2], now - (3000, 1800, 700, 50)[number // NODES]
             state = ("finished", "finished", "running", "queued")[number // NODES]
-            job = insert_job(store, NewJob(owner, f"resnet {number}", "digits", 20.0, GPUS, 1, 4), began).id
+            job = insert_job(store, JobRow(owner, f"resnet {number}", "digits", 20.0, GPUS, 1, 4), began).id
             if state == "queued":
                 change_job(store, job, now, state=state, queued=began)
             else:
                 _trained(store, job, owner, f"node-{number % NODES}", began, now if state == "running" else None)
             ids[state] = job
-        one = insert_job(store, NewJob("ann", "one report", "digits", 5.0), now - 30)
+        one = insert_job(store, JobRow("ann", "one report", "digits", 5.0), now - 30)
         change_job(store, one.id, now, state="running", started=now - 20, progress=1.0, gpus_held=1)
         said = {"loss": 2.0, "accuracy": 0.3, "goodput": 900.0, "noise_scale": 300.0}
         insert(store, "points", job=one.id, at=now - 5, epoch=1.0, gpus=1, **said)

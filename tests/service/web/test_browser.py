@@ -20,7 +20,7 @@ from rlpto.store import status
 from rlpto.store.code_files import packed, unpack
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import NewJob, change_job, get_job, insert_job
+from rlpto.store.jobs import JobRow, change_job, get_job, insert_job
 from rlpto.store.programs import ProgramRow, get_program
 from rlpto.store.requests import open_requests
 from rlpto.store.scripts import get_script
@@ -305,7 +305,7 @@ def crowded(tmp_path: Path) -> Iterator[Site]:
         for number in range(200):
             name = ("W" * 128, "no-space-" * 14, f"sweep number {number}")[number % 3]
             labels = {"experiment": "a-long-value-" * 4}
-            job = insert_job(store, NewJob("ann", name, "digits", 20.0, 2, 1, 4, labels=labels), now)
+            job = insert_job(store, JobRow("ann", name, "digits", 20.0, 2, 1, 4, labels=labels), now)
             change_job(store, job.id, now, state="queued", queued=now)
             rows.append(status.QueueRow(job.id, number + 1, 2 * number, "jobs before it ask for many GPUs"))
         status.set_queue(store, rows, status.queue(store))

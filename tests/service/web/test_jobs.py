@@ -11,7 +11,7 @@ from rlpto.store import requests, status
 from rlpto.store.checkpoints import write_checkpoint
 from rlpto.store.code_files import packed
 from rlpto.store.events import last_event
-from rlpto.store.jobs import NewJob, change_job, insert_job
+from rlpto.store.jobs import JobRow, change_job, insert_job
 from rlpto.store.logs import job_folder
 from rlpto.store.programs import set_programs
 from rlpto.store.rows import insert, put, put_all
@@ -71,7 +71,7 @@ class TestSubmitting:
         assert (found["job"]["epochs"], found["gpus_ahead"]) == (40, 0)
         with api.store.transaction():
             for number in range(250):
-                job = insert_job(api.store, NewJob("bob", "a job", "digits", 1.0, gpus=2, max_gpus=2), float(number))
+                job = insert_job(api.store, JobRow("bob", "a job", "digits", 1.0, gpus=2, max_gpus=2), float(number))
                 change_job(api.store, job.id, float(number), state="queued")
         assert api("POST", "jobs/validate", json={"program": "digits"}).json()["gpus_ahead"] == 500, "of all that wait"
 

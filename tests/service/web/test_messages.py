@@ -16,7 +16,7 @@ from rlpto.service.web import messages
 from rlpto.service.web.app import make_app
 from rlpto.store.database import Store
 from rlpto.store.events import add_event, last_event
-from rlpto.store.jobs import NewJob, change_job, insert_job
+from rlpto.store.jobs import JobRow, change_job, insert_job
 from tests.service.web.helpers import Receiver, answering, fill, make_settings
 
 WAIT_S = 60.0
@@ -43,7 +43,7 @@ def serving(settings: ServiceSettings) -> Iterator[Store]:
 def end(store: Store, name: str, state: str, reason: str = "") -> str:
     """A job comes and ends at once."""
     with store.transaction():
-        row = insert_job(store, NewJob(owner="ann", name=name, program="digits", epochs=1.0), 1.0)
+        row = insert_job(store, JobRow(owner="ann", name=name, program="digits", epochs=1.0), 1.0)
         add_event(store, "job", 1.0, row.id, "ann", {"state": "submitted"})
         change_job(store, row.id, 2.0, state=state, reason=reason)
         add_event(store, "job", 2.0, row.id, "ann", {"state": state, "reason": reason})

@@ -137,7 +137,7 @@ async def validate_job(body: JobBody, caller: TheCaller, service: TheService) ->
     store = service.store
     job = allowed_job(store, service.settings, caller.user, body)
     ahead = store.rows("SELECT coalesce(sum(gpus), 0) FROM jobs WHERE state = 'queued'")[0][0]
-    return SubmissionCheck(JobRow(**vars(job)), previews_for(store, job), len(status.queue(store)), ahead)
+    return SubmissionCheck(job, previews_for(store, job), len(status.queue(store)), ahead)
 
 
 @router.post("/jobs/array", status_code=201)
