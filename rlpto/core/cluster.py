@@ -346,18 +346,28 @@ class Allocation:
 class Cluster(Protocol):
     """A cluster that runs jobs, in virtual time (`rlpto.simulator`) or for real.
 
-    jobs, store, tables: the workload, its state, and the speed tables of its job types.
-    time: seconds since the start of the workload. held_gpus: GPUs held by jobs. active_jobs: jobs submitted and not
-    finished. changed: True if a job arrived or finished or a node changed in the last `advance`.
+    store: state of the jobs. held_gpus: GPUs held by jobs. active_jobs: jobs submitted and not finished.
     """
 
-    jobs: tuple[Job, ...]
     store: JobStore
-    tables: SpeedTables
-    time: float
     held_gpus: int
     active_jobs: int
-    changed: bool
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The workload."""
+
+    @property
+    def tables(self) -> SpeedTables:
+        """Speed tables of the job types."""
+
+    @property
+    def time(self) -> float:
+        """Seconds since the start of the workload."""
+
+    @property
+    def changed(self) -> bool:
+        """True if a job arrived or finished or a node changed in the last `advance`."""
 
     @property
     def shape(self) -> ClusterShape:

@@ -287,8 +287,8 @@ def last_report(spec: JobSpec) -> JobReport | None:
     try:
         kept = json.loads(Path(spec.folder, RECORD).read_text(encoding="utf-8"))
         earlier, sums = tuple(JobReport(**one) for one in kept["earlier"]), kept["statistics"]
-        more = {"interruptions": Interruptions(**sums["interruptions"]), "kept": KeptTraining(**sums["kept"])}
-        report = JobReport(**kept["report"], **more, earlier=earlier)
+        interruptions, training = Interruptions(**sums["interruptions"]), KeptTraining(**sums["kept"])
+        report = JobReport(**kept["report"], interruptions=interruptions, kept=training, earlier=earlier)
         return report if report.state == "finished" else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -269,7 +269,7 @@ class TestRestart:
             again = make_cluster(backend, jobs, database)
             assert again.time == pytest.approx(cluster.time + 3.0, abs=0.2)
             assert again.held_gpus == 4
-            assert all(again.reports[job].progress > known for job, known in progress.items())
+            assert all(again.tracker.reports[job].progress > known for job, known in progress.items())
             assert database.next_generation() > generation
             record = play(again)
             assert len(backend.started) == len(jobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Future
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -29,17 +30,13 @@ NODES = "abc"
 LAST_COMMAND, LAST_STEP = 25, 10**9
 
 
-@pytest.mark.parametrize(("before", "after"), list(product(Phase, Phase)))
-def test_only_transitions_of_the_table_are_legal(before: Phase, after: Phase) -> None:
-    lifecycle = Lifecycle()
-    lifecycle.phase = before
-    if after in NEXT[before]:
-        lifecycle.enter(after)
-        assert lifecycle.phase is after
-    else:
-        with pytest.raises(RuntimeError, match=f"cannot go from {before.value} to {after.value}"):
+def test_only_transitions_of_the_table_are_legal() -> None:
+    for before, after in product(Phase, Phase):
+        lifecycle, legal = Lifecycle(), after in NEXT[before]
+        lifecycle.phase = before
+        with nullcontext() if legal else pytest.raises(RuntimeError, match=f"from {before.value} to {after.value}"):
             lifecycle.enter(after)
-        assert lifecycle.phase is before
+        assert lifecycle.phase is (after if legal else before)
 
 
 class Actor:

@@ -44,7 +44,7 @@ def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDat
 
     def watched(state: ClusterState) -> Allocation:
         for row, number in enumerate(state.jobs.index.tolist()):
-            kinds = {KINDS[node] for node in cluster.nodes_of(cluster.ids[number])}
+            kinds = {KINDS[node] for node in cluster.tracker.nodes_of(cluster.ids[number])}
             assert len(kinds) <= 1
             on.update(kinds)
             if kinds:

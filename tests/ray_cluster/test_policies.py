@@ -96,7 +96,7 @@ def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(tmp_path: Path) 
     most: list[tuple[int, int]] = []
 
     def look(cluster: RayCluster) -> None:
-        report = cluster.reports.get("job-000000")
+        report = cluster.tracker.reports.get("job-000000")
         if report is not None:
             steps.append(report.step)
             most.append((len(report.training_on), len(report.serving_on)))

@@ -148,7 +148,7 @@ def test_a_frozen_controller_and_killed_workers_are_replaced_and_what_that_costs
 
     def harm(cluster: RayCluster) -> None:
         """Stop the controller of a job, and end all workers of another, some steps behind their second checkpoint."""
-        first, third = (cluster.reports.get(f"job-{number:06d}") for number in (0, 2))
+        first, third = (cluster.tracker.reports.get(f"job-{number:06d}") for number in (0, 2))
         if not frozen and first is not None and first.step > checkpoint_of(first) + 5 > 5:
             frozen.append(first.pid)
             os.kill(first.pid, signal.SIGSTOP)
@@ -184,13 +184,13 @@ def test_a_fresh_start_ends_what_a_killed_scheduler_has_left_at_once(
     with SessionDatabase(session_folder(tmp_path, CELL) / DATABASE) as database:
 
         def die(now: RayCluster) -> None:
-            if len(now.reports) == 2 and all(report.training_on for report in now.reports.values()):
+            if len(now.tracker.reports) == 2 and all(report.training_on for report in now.tracker.reports.values()):
                 raise KeyboardInterrupt  # and nothing is closed
 
         cluster = real_cluster(prepare(settings), "jobs", 0, RayBackend(name), database, name, (die,))
         with pytest.raises(KeyboardInterrupt):
             schedule(cluster)
-    pids = [report.pid for report in cluster.reports.values()]
+    pids = [report.pid for report in cluster.tracker.reports.values()]
     os.kill(pids[0], signal.SIGSTOP)  # one of them does not even hear of it
     (session_folder(tmp_path, CELL) / DATABASE).write_bytes(b"damaged")
     remove_sessions(tmp_path)
@@ -212,11 +212,11 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
 
     def interfere(cluster: RayCluster) -> None:
         """Once all train: kill a node of the job; once all train again: bring a new one; once it counts: let go."""
-        report = cluster.reports.get("job-000000")
+        report = cluster.tracker.reports.get("job-000000")
         if report is None or len(report.training_on) < 3 or set(killed) & set(report.training_on):
             return
         if not killed:
-            killed.append(cluster.nodes_of("job-000000")[-1])
+            killed.append(cluster.tracker.nodes_of("job-000000")[-1])
             no_controller_is_left.kill_node(killed[0])
         elif len(no_controller_is_left.node_ids) == 3:
             no_controller_is_left.add_node(GPUS)
@@ -261,7 +261,7 @@ def test_a_file_on_a_node_drains_it_and_jobs_lose_no_step(
 
     def interfere(cluster: RayCluster) -> None:
         """Once both train there the file appears, and once both train elsewhere they may end."""
-        reports = [cluster.reports.get(job) for job in cluster.ids]
+        reports = [cluster.tracker.reports.get(job) for job in cluster.ids]
         first, second = (report.training_on if report and report.state == "running" else () for report in reports)
         if len(first) < 3 or not second or (added in (*first, *second)) == notice.exists():
             return

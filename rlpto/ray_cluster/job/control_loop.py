@@ -156,7 +156,9 @@ class ControlLoop:
             if self._group.saves_apart():
                 await self._group.take_state()
             if self._servers_are_ready():
-                await self._group.switch_servers(self._plan)
+                if self._roster.training:
+                    await self._group.hand_over()
+                self._servers.switch(self._plan)
             if arrived or (self._roster.training and self._lifecycle.phase is not Phase.TRAINING):
                 await self._group.form(arrived, self._plan)
             if self._roster.training:

@@ -120,12 +120,6 @@ class TrainingGroup:
         if whole and not self._servers.stale:
             self.state = await self.take_state()
 
-    async def switch_servers(self, plan: Plan) -> None:
-        """Switch to the servers of the plan, which get weights and optimizer state from the previous ones."""
-        if self._roster.training:
-            await self.hand_over()
-        self._servers.switch(plan)
-
     def choose_batch_size(self, plan: Plan) -> None:
         """Hand out the plan's batch size from the next chunk on."""
         chosen, workers = plan.batch_size, len(self._roster.training)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.core.gpu_kinds import NO_KIND
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.gpu_kinds import NO_KIND, kinds_of
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.io.arrays import FloatArray, IntArray
@@ -17,14 +18,14 @@ from rlpto.io.errors import JobError, RlptoError
 from rlpto.knowledge.known import UNSEEN_HOURS
 from rlpto.knowledge.remaining import RemainingKnowledge, RemainingWork
 from rlpto.performance.tables import NO_TYPE, SpeedTables
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
-from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, last_report, raised_in
 from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import NodeInventory, remaining_plans
 from rlpto.ray_cluster.scheduler.session_database import CANCELLED, SessionDatabase
 from rlpto.ray_cluster.scheduler.session_rules import Clock
+from rlpto.store.jobs import EXPECTED
 
 STARTS = "starts"
 """Database key of the seconds from the decision that gave a job its first GPUs to its first step, for the jobs that
@@ -46,34 +47,31 @@ class PolicyKnowledge:
 
 
 class JobTracker:
-    """The jobs of a session by number and by id, as `RayCluster` and its users see them.
+    """The jobs of a `RayCluster`, by number and by id. specs: by id, in the order of `jobs`; the mapping grows with the
+    session. on_report: called with each written report, in the same transaction, and whether it is its job's last.
 
     ids: ids of the jobs in order. reports: newest report of each job by id. believed: speed tables used by policies and
-    predictions. changed: whether something has happened since the last decision. Times are seconds of the session.
+    predictions. submitted: number of jobs submitted so far. changed: whether something has happened since the last
+    decision. fatal: reason to end the session. time: the present second. Times are seconds of the session.
     """
-
-    time: float
-    _clock: Clock
-    _next: int  # number of the first job that has not been submitted
 
     def __init__(
         self,
         jobs: Sequence[Job],
-        specs: Sequence[JobSpec],
+        specs: dict[str, JobSpec],
         tables: SpeedTables,
         database: SessionDatabase,
         nodes: NodeInventory,
-        backend: Backend,
+        commands: CommandLog,
         knowledge: PolicyKnowledge,
+        on_report: Callable[[JobTracker, JobReport, bool], None],
     ) -> None:
-        self.tables, self.database = tables, database
+        self.tables, self.database, self._on_report = tables, database, on_report
         self.columns = JobColumns(jobs, tables)
         self.store = self.columns.store
         self.reports: dict[str, JobReport] = {}
-        self._specs = {spec.id: spec for spec in specs}
-        self._renumber(tuple(jobs), tuple(spec.id for spec in specs))
-        self._nodes = nodes
-        self._commands = CommandLog(backend, database, self._specs, nodes.claims)
+        self._specs, self._nodes, self._commands = specs, nodes, commands
+        self._renumber(tuple(jobs), tuple(specs))
         self._noise, self.estimates = knowledge.noise, knowledge.estimates
         self._work = RemainingWork(knowledge.remaining, knowledge.tail, self.store, tables, self._accuracy_at)
         self._left = None if knowledge.remaining == "declared" else self._work
@@ -82,14 +80,30 @@ class JobTracker:
         self._improvements: list[tuple[str, float, float]] = []  # not in the database yet
         self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
         self._learned = False
-        self._last_look = 0.0
-        self._fatal: RlptoError | None = None
+        self.submitted = 0
+        self._clock, self.time, self._last_look = Clock(), 0.0, 0.0
+        self.fatal: RlptoError | None = None
         self.changed = True
         self._take_beliefs()
 
     def _renumber(self, jobs: tuple[Job, ...], ids: tuple[str, ...]) -> None:
         self.jobs, self.ids = jobs, ids
         self._number = {job: number for number, job in enumerate(ids)}
+
+    def pass_time(self, now: float) -> None:
+        """Count the time until `now`, during which jobs held their GPUs."""
+        self.columns.pass_time(now - self.time)
+        self._last_look, self.time = self.time, now
+
+    @property
+    def all_ended(self) -> bool:
+        """True if every job has been submitted and has ended."""
+        return self.submitted == len(self.jobs) and not self.columns.active.any()
+
+    @property
+    def next_submit(self) -> float:
+        """Submit time of the next job; infinity after the last one."""
+        return self.jobs[self.submitted].submit_time if self.submitted < len(self.jobs) else np.inf
 
     def spec_of(self, job: str) -> JobSpec:
         """Specification of a job's controller."""
@@ -125,7 +139,7 @@ class JobTracker:
 
     # reports
 
-    def _hear(self, report: JobReport) -> None:
+    def hear(self, report: JobReport) -> None:
         """Process a controller's report."""
         job, number = report.job, self._number.get(report.job)
         claims = self._commands.claims
@@ -133,7 +147,7 @@ class JobTracker:
             return
         claims.reported(report)
         if not self.columns.active[number]:  # it has ended, and releases its GPUs
-            self._hold(number, report.holding)
+            self.hold(number, report.holding)
             return
         before = self.reports.get(job)
         self.reports[job] = report
@@ -151,7 +165,7 @@ class JobTracker:
             self._write(number, report)
             self.reports[job] = report = replace(report, earlier=())
         if not report.ended:
-            self._hold(number, report.holding, before)
+            self.hold(number, report.holding, before)
             if report.training_on:
                 self.database.trains(job, self.time)
         at = self.reported_at(report)
@@ -160,7 +174,7 @@ class JobTracker:
         self._note_events(at, before or JobReport(job), report)
         if report.ended:  # before it releases GPUs: it does not wait again
             self._end(number, report)
-            self._hold(number, report.holding)
+            self.hold(number, report.holding)
         elif claims.rolled_back(job):
             self._roll_back(job, report)
 
@@ -179,7 +193,7 @@ class JobTracker:
         """When a report was made [s]; never before the last look, even if its machine's clock has jumped."""
         return min(max(self._clock.of(report.time), self._last_look), self.time)
 
-    def _hold(self, number: int, holding: Nodes, before: JobReport | None = None) -> None:
+    def hold(self, number: int, holding: Nodes, before: JobReport | None = None) -> None:
         """Record the GPUs that a job's controller holds, if changed. before: its previous report."""
         job = self.ids[number]
         if not self.columns.hold(number, len(holding), self.time):
@@ -215,15 +229,15 @@ class JobTracker:
         self.changed = True
         if self.columns.failed.all():  # raised once this look is in the database
             reason = raised_in(report.failure)
-            self._fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
+            self.fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
 
-    def _controller_gone(self, job: str, reason: str) -> None:
+    def controller_gone(self, job: str, reason: str) -> None:
         """Handle a controller that is gone with its workers, either ended or lost by a fault."""
         planned = self._commands.gone(job)
         number = self._number.get(job)
         if number is None:
             return
-        self._hold(number, ())
+        self.hold(number, ())
         if not self.columns.active[number]:
             return
         progress, losses = self._losses.get(job, (-1.0, 0))
@@ -238,11 +252,11 @@ class JobTracker:
         else:
             self._commands.plan({job: planned}, self.time)
 
-    def _nodes_down(self, nodes: Sequence[str]) -> None:
+    def nodes_down(self, nodes: Sequence[str]) -> None:
         """Remove nodes. Their jobs continue on their remaining GPUs, or wait if these are too few."""
         left = self._nodes.remove(nodes, self.time)
         after = remaining_plans(self._commands.claims, left, self._keeps)
-        self._give(after)
+        self.give(after)
         self._take_planned_types(after)
         self.changed = True
 
@@ -252,20 +266,20 @@ class JobTracker:
         size = int(fit[self.store.believed_type[number], gpus]) if fit.size else gpus
         return size if size >= self.store.min_gpus[number] else 0
 
-    def _let_in_until(self, time: float, least: int = 0) -> None:
+    def let_in_until(self, time: float, least: int = 0) -> None:
         """Let in jobs submitted by a time, and in any case the first `least` jobs."""
-        while self._next < len(self.jobs) and (self._next < least or self.jobs[self._next].submit_time <= time):
-            self.columns.let_in(self._next, self.time)
-            self.database.let_in(self.ids[self._next], self.time)
-            self._next += 1
+        while self.submitted < len(self.jobs) and (self.submitted < least or self.next_submit <= time):
+            self.columns.let_in(self.submitted, self.time)
+            self.database.let_in(self.ids[self.submitted], self.time)
+            self.submitted += 1
             self.changed = True
 
-    def _withdraw(self, job: str) -> None:
+    def withdraw(self, job: str) -> None:
         """Cancel a job, unless it has already ended."""
         number = self._number.get(job)
         if number is None or self.columns.failed[number] or self.columns.finished[number]:
             return
-        self._let_in_until(-np.inf, least=number + 1)
+        self.let_in_until(-np.inf, least=number + 1)
         self.columns.fail(number, self.time)
         if job in self.reports:
             self._write(number, self.reports[job])
@@ -273,7 +287,7 @@ class JobTracker:
         self.database.end(job, self.time, CANCELLED)
         self._commands.end(job)
 
-    def _reclass(self, job: str, priority: int) -> None:
+    def reclass(self, job: str, priority: int) -> None:
         """Move a job to another priority class, and reset its priority rises."""
         number = self._number.get(job)
         if number is not None:
@@ -281,9 +295,39 @@ class JobTracker:
             self.jobs = (*self.jobs[:number], moved, *self.jobs[number + 1 :])
             self.store.priority[number], self.store.risen[number] = priority, 0
 
+    def restore(self, clock: Clock, left: float, controllers: Sequence[str], counted: float) -> list[JobReport]:
+        """Restore the state from the database and the controllers. left: time at which the session was left. counted:
+        time up to which the sums of decisions include jobs' shortfalls. Returns the last reports of jobs that finished
+        without a scheduler, and the first ones of the controllers."""
+        self._clock, self.time, rows = clock, left, self.database.jobs()
+        for number, row in enumerate(rows):
+            query = "SELECT time, accuracy FROM improvements WHERE job = ? ORDER BY id"
+            self.columns.restore(number, row, self.database.rows(query, (row.id,)), counted)
+        self.submitted = sum(row.state not in EXPECTED for row in rows)
+        ended = list[JobReport]()
+        for job in self._commands.reopen(rows, controllers):
+            if (last := last_report(self._specs[job])) is not None:
+                ended.append(last)
+                continue
+            self.hold(self._number[job], ())
+            self.database.event(left, "controller_lost", job)
+        for row in rows:  # ended jobs that released GPUs while no scheduler was running
+            if row.gpus_held and row.id not in controllers:
+                self.hold(self._number[row.id], ())
+        claims = self._commands.claims
+        planned = {job: entry.planned for job, entry in claims.entries.items()}
+        for job, plan in planned.items():
+            self.columns.give_again(self._number[job], len(plan.nodes))
+        self._take_planned_types(planned)
+        gone = {node for plan in planned.values() for node in plan.nodes} - claims.capacity.keys()
+        if gone:
+            self.nodes_down(sorted(gone))
+        self._nodes.note_lost(left)
+        return [*ended, *self._commands.first_reports(self._clock)]
+
     # plans and beliefs
 
-    def _give(self, targets: dict[str, Plan]) -> None:
+    def give(self, targets: dict[str, Plan]) -> None:
         """Plan jobs' training from now on, and count a change of workers as a rescale."""
         present = {job: self._commands.claims.entry(job).planned for job in targets}
         self._commands.plan(targets, self.time)
@@ -312,6 +356,15 @@ class JobTracker:
             entries = self._commands.claims.entries
             self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
 
+    def take_choices(self, state: ClusterState, allocation: Allocation) -> None:
+        """Set the types of jobs by the batch sizes, servers and nodes of an allocation."""
+        chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
+        types = state.jobs.types_at(chosen, allocation.servers)
+        if allocation.placement is not None:
+            kind = kinds_of(allocation.placement, self._nodes.shape)
+            types = state.jobs.types_on(types, kind, self._nodes.shape.kinds)
+        self._take_types(state.jobs.index, types)
+
     def _take_types(self, index: IntArray, types: IntArray) -> None:
         """Set the estimated types [n] of jobs `index` [n], given their batch sizes."""
         self.store.believed_type[index] = types
@@ -332,7 +385,7 @@ class JobTracker:
 
     # the database
 
-    def _write_all(self) -> None:
+    def write_all(self) -> None:
         """Write all active jobs to the database, with the sums that count them, in one transaction."""
         trained = np.flatnonzero(self.columns.active & (self.store.progress > 0))
         self.columns.expect(trained, self.table_of(trained).final_accuracy, self.time)
@@ -350,3 +403,53 @@ class JobTracker:
             self.database.improvement(*improvement)
         self._improvements.clear()
         self.database.note_report(report, **self.columns.kept_of(number))
+        self._on_report(self, report, not bool(self.columns.active[number]))
+
+    # changes of the workload
+
+    def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> None:
+        """Append jobs with their controllers' specifications."""
+        self.columns.append(jobs)
+        self._specs.update((spec.id, spec) for spec in specs)
+        self._renumber((*self.jobs, *jobs), (*self.ids, *(spec.id for spec in specs)))
+        self.database.add_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
+        if self.estimates is not None:
+            self.estimates.append(jobs, specs, self.tables)
+        self._take_beliefs()
+
+    def take_tables(self, tables: SpeedTables) -> None:
+        """Replace the speed tables by ones that include more models."""
+        self.tables = tables
+        self.columns.take_tables(tables, self.jobs)
+        self._work.take_tables(tables)
+        if self.estimates is None:
+            self.store.believed_type[:] = self.store.type_index
+        self._take_beliefs()
+
+    def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
+        """Forget ended jobs whose controllers are gone, and return their ids. Remaining jobs are renumbered. kept: ids
+        of jobs to remember. A policy that stores job numbers must be reset."""
+        there = np.array([self._commands.has_controller(job) or job in kept for job in self.ids], dtype=np.bool_)
+        ended = ~self.columns.active & (self.columns.held == 0) & ~there & (np.arange(len(self.ids)) < self.submitted)
+        lost, left = tuple(self.ids[number] for number in np.flatnonzero(ended).tolist()), np.flatnonzero(~ended)
+        if not lost:
+            return ()
+        self.database.forget(lost)
+        self._commands.forget(lost)
+        for job in lost:
+            self._specs.pop(job)
+            self.reports.pop(job, None)
+            self._losses.pop(job, None)
+        self.submitted -= len(lost)
+        self.columns.keep(left)
+        self._renumber(tuple(self.jobs[i] for i in left.tolist()), tuple(self.ids[i] for i in left.tolist()))
+        if self.estimates is not None:
+            self.estimates.keep(left)
+        self._take_beliefs()
+        return lost
+
+    def learn(self) -> None:
+        """Update estimates after reports."""
+        fitted = self.estimates is not None and self.estimates.learn()
+        if fitted or self._learned:
+            self._take_beliefs()

@@ -45,7 +45,7 @@ class LiveCurves:
         """Add a point to each curve."""
         step = round(cluster.time)
         for number, (job, key) in enumerate(zip(cluster.jobs, cluster.ids, strict=True)):
-            report = cluster.reports.get(key)
+            report = cluster.tracker.reports.get(key)
             if report is None:
                 continue
             curves = {name: getattr(report, name) for name in REPORTED}

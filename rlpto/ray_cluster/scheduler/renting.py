@@ -39,7 +39,7 @@ class RealNodes:
         self._kinds = [node.gpu for node in self._first]
         self._worked: dict[str, float] = {}
         if rental is not None:
-            rental.claimed = cluster.claimed
+            rental.claimed = cluster.tracker.claimed
 
     @property
     def time(self) -> float:
@@ -61,7 +61,7 @@ class RealNodes:
         """Return [G] LOOK like `rlpto.simulator.renting.look_at_nodes`. With Ray's autoscaler, a job with fewer GPUs
         than it asks for counts as waiting for the others."""
         cluster, seen, rental = self._cluster, np.zeros(len(self._kinds), dtype=LOOK), self._rental
-        held, store = cluster.planned_by_node(), cluster.store
+        held, store = cluster.tracker.planned_by_node(), cluster.store
         for name, node in zip(cluster.node_ids, cluster.shape, strict=False):
             group = None if rental is None else rental.group_of(name)
             row = seen[self._group(node.gpu) if group is None else group]
@@ -181,7 +181,7 @@ class LocalRental:
     def rent(self, nodes: IntArray, cluster: RayCluster) -> None:
         """Rent or return nodes until each group g has nodes[g], as far as possible."""
         self._pay()
-        now, held = self._clock(), cluster.planned_by_node()
+        now, held = self._clock(), cluster.tracker.planned_by_node()
         for group, count in enumerate(nodes.tolist()):
             there = [rental for rental in self._rentals if rental.group == group]
             for rental in there:
@@ -208,7 +208,7 @@ class LocalRental:
     def _to_go(self, there: Sequence[Rental], cluster: RayCluster, now: float) -> Rental | None:
         """Choose a node of a group to return: the latest empty or booting one, else one worth emptying; None if there
         is none."""
-        (node, settings), held = self._of(there[0]), cluster.planned_by_node()
+        (node, settings), held = self._of(there[0]), cluster.tracker.planned_by_node()
         old = [one for one in there if now - one.asked >= settings.minimum]
         empty = [one for one in old if not one.node or now - one.empty_since >= settings.idle]
         if empty:

@@ -1,15 +1,13 @@
-"""Rules of a session: its clock, the times of decisions, and orders from users while it lasts."""
+"""Rules of a session: its clock, and the times of decisions."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal
 
-from rlpto.core.jobs import Job
-from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.settings import RaySettings
 
 
@@ -53,42 +51,3 @@ class SessionRules:
     def due(self, time: float) -> float:
         """End of the interval that contains `time`."""
         return (math.floor(time / self.interval + 1e-9) + 1) * self.interval
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """Cancel a job."""
-
-    job: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reclass:
-    """Move a job to another priority class."""
-
-    job: str
-    priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecideNow:
-    """Decide at once, although nothing has happened to jobs or nodes, because another policy takes over."""
-
-
-Order: TypeAlias = Withdraw | Reclass | DecideNow
-"""Orders of a source to a cluster, in addition to new jobs."""
-
-
-class OrderSource(Protocol):
-    """Source of jobs and orders. A session with an open source is never done, however idle it is."""
-
-    @property
-    def closed(self) -> bool:
-        """True once no more jobs or orders will come."""
-
-    def poll(self) -> list[tuple[Job, JobSpec]]:
-        """Return new jobs since the last call, with their controllers' specifications. None was submitted before
-        earlier ones."""
-
-    def orders(self) -> Sequence[Order]:
-        """Return new orders since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -48,45 +48,41 @@ MOST_TABLE_EPOCHS = 200
 """Epochs of a job after which tables assume constant speed, because jobs may request any number of epochs."""
 
 
+@dataclass
 class EligibleDecisions:
     """Decisions of a service: policies see only jobs that may run, and users see every decision.
 
     quota: GPUs that a user may hold unless set for the user. reward: by part [TERMS], since the last decision.
     """
 
-    def __init__(
-        self,
-        loop: DecisionLoop,
-        cluster: RayCluster,
-        source: JobQueueSource,
-        status: StatusWriter,
-        volume: VolumeForecast | None,
-        quota: int | None,
-        wall: Callable[[], float],
-        reward: FloatArray,
-    ) -> None:
-        self.loop, self.volume, self.reward = loop, volume, reward
-        self._cluster, self._source, self._status, self._quota, self._wall = cluster, source, status, quota, wall
-        self._quotas = dict[str, int]()
+    loop: DecisionLoop
+    cluster: RayCluster
+    source: JobQueueSource
+    status: StatusWriter
+    volume: VolumeForecast | None
+    quota: int | None
+    wall: Callable[[], float]
+    reward: FloatArray
+    _quotas: dict[str, int] = field(default_factory=dict)
 
     def decide(self, policy: SwitchablePolicy) -> Allocation | None:
         """Let the policy decide on the eligible jobs if a decision is due. Returns their allocation."""
         if not self.loop.due:
             return None
-        whole, store = self.loop.state(), self._cluster.database
+        whole, store = self.loop.state(), self.cluster.database
         if self.volume is not None:
             whole = replace(whole, forecast=self.volume(whole.time))
         quotas = self._quotas = self._present_quotas()
-        by, ids, numbers = on_hold(store), self._cluster.ids, whole.jobs.index.tolist()
-        owners = [self._cluster.jobs[number].user for number in numbers]
-        limits = {owner: limit for owner in owners if (limit := quotas.get(owner, self._quota)) is not None}
+        by, ids, numbers = on_hold(store), self.cluster.ids, whole.jobs.index.tolist()
+        owners = [self.cluster.jobs[number].user for number in numbers]
+        limits = {owner: limit for owner in owners if (limit := quotas.get(owner, self.quota)) is not None}
         held = {row: by[ids[number]] for row, number in enumerate(numbers) if ids[number] in by}
-        state, hidden = eligible(whole, owners, limits, self._source.drained, held)
+        state, hidden = eligible(whole, owners, limits, self.source.drained, held)
         given = np.zeros(len(whole.jobs), dtype=np.int64)
         allocation = self.loop.decide(policy, state)
         assert allocation is not None
         given[np.setdiff1d(np.arange(len(given)), list(hidden))] = allocation.gpus
-        self._status.queued(queue_rows(whole, ids, given, hidden, policy.name))
+        self.status.queued(queue_rows(whole, ids, given, hidden, policy.name))
         self._record(whole, given, policy, asked=len(state.jobs) > 0)
         return allocation
 
@@ -95,15 +91,15 @@ class EligibleDecisions:
         return self._present_quotas() != self._quotas
 
     def _present_quotas(self) -> dict[str, int]:
-        users = all_users(self._cluster.database)
+        users = all_users(self.cluster.database)
         return {user.name: user.gpus_held for user in users if user.gpus_held is not None}
 
     def _record(self, state: ClusterState, given: IntArray, policy: SwitchablePolicy, asked: bool) -> None:
         waiting, held = int(np.count_nonzero(given == 0)), int(given.sum())
         active, latency = len(state.jobs), policy.latency if asked else 0.0
         steering = dict(getattr(policy.policy, "steering", {}))
-        row = DecisionRow(self._wall(), policy.name, latency, state.capacity, held, active, waiting, steering=steering)
-        self._status.decided(row, self.reward, state.time, applied=asked)
+        row = DecisionRow(self.wall(), policy.name, latency, state.capacity, held, active, waiting, steering=steering)
+        self.status.decided(row, self.reward, state.time, applied=asked)
         self.reward = np.zeros(len(REWARD_PARTS))
 
     def futures(self, state: ClusterState) -> Callable[[Snapshot], Sampled] | None:
@@ -111,7 +107,7 @@ class EligibleDecisions:
         futures = None if self.volume is None else self.volume.futures(state.time)
         if futures is None:
             return None
-        jobs, estimates = self._cluster.jobs, self._cluster.estimates
+        jobs, estimates = self.cluster.jobs, self.cluster.tracker.estimates
 
         def sampled(snapshot: Snapshot) -> Sampled:
             measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
@@ -176,7 +172,7 @@ class SchedulerLoop:
         if self.decisions.quotas_changed():
             self.decisions.loop.invalidate()
         if self.catalogue.changed():
-            self.cluster.take_tables(self.catalogue.tables)
+            self.cluster.tracker.take_tables(self.catalogue.tables)
             self.catalogue.write_previews()
         if (volume := self.decisions.volume) is not None:
             set_volume(self.cluster.database, volume.rows(self.cluster.time))

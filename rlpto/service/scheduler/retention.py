@@ -67,7 +67,7 @@ class Retention:
             return ()
         newest = {job.model: job.name for job in cluster.jobs}  # shows how fast jobs of its program are
         kept = list(newest.values())[-(self.in_memory // 2) :]
-        return cluster.forget_ended(frozenset(kept))
+        return cluster.tracker.forget_ended(frozenset(kept))
 
     def _trim_database(self, now: float) -> None:
         """Remove the oldest rows beyond each limit."""

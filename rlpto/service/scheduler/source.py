@@ -1,4 +1,4 @@
-"""Jobs and requests from the database as a source for a cluster (`rlpto.ray_cluster.scheduler.session_rules`)."""
+"""Jobs and requests from the database as a source for a cluster (`rlpto.ray_cluster.scheduler.cluster.JobSource`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.io.errors import JobError, RlptoError
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.scheduler.session_rules import Clock, DecideNow, Order, Reclass, Withdraw
+from rlpto.ray_cluster.scheduler.job_tracker import JobTracker
+from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.service.scheduler.session import Environment
 from rlpto.store.database import Store
@@ -104,14 +105,14 @@ class JobQueueSource:
         while self._switches:
             yield self._switches.popleft()
 
-    def orders(self) -> list[Order]:
-        """Return new orders from requests and time limits since the last call."""
+    def direct(self, tracker: JobTracker) -> None:
+        """Carry out new orders from requests and time limits on the jobs. After any of them a decision is due."""
         if self.closed:
-            return []
+            return
         # By the session's clock, which starts are recorded by; the machine's clock may have been changed since.
         for job in out_of_time(self._store, self._clock.began + self._clock.now()):
             ask(self._store, "cancel", "its time limit", self._wall(), job)
-        found: list[Order] = [DecideNow()] if self._stopping() else []
+        tracker.changed |= self._stopping()
         waits, requests = False, open_requests(self._store)
         self._ordered.intersection_update(request.seq for request in requests)
         for request in requests:
@@ -119,38 +120,38 @@ class JobQueueSource:
                 waits = waits or not self._can_switch(str(request.body.get("policy", "")))
                 if waits:
                     continue
-            if request.seq not in self._ordered:
-                order = self._order_of(request)
-                if order is not None:
-                    self._ordered.add(request.seq)
-                    found.append(order)
-        return found
+            if request.seq not in self._ordered and self._carry_out(request, tracker):
+                self._ordered.add(request.seq)
+                tracker.changed = True
 
-    def _order_of(self, request: Request) -> Order | None:
-        """Turn a request into an order. A request that needs no order, or is in vain, is answered here."""
+    def _carry_out(self, request: Request, tracker: JobTracker) -> bool:
+        """Carry out a request; False if it is in vain, or needs no decision. Most are answered here; a job to cancel
+        answers once it has ended."""
         if request.kind in ("policy", "leave"):
             (self._switches if request.kind == "policy" else self.leaving).append(request)
-            return DecideNow()
+            return True
         if request.kind == "drain":
             self._drain(request)
-            return DecideNow()
+            return True
         row = None if request.job is None else get_job(self._store, request.job)
         if row is None or row.is_over:
             answer(self._store, request.seq, self._wall(), "it has ended" if row else "there is no such job")
-            return None
+            return False
         if request.kind == "hold":
             answer(self._store, request.seq, self._wall())
-            return DecideNow()
+            return True
         if request.kind == "priority":
             priority = PRIORITY_CLASSES.index(str(request.body["priority"]))
             answer(self._store, request.seq, self._wall())
-            return Reclass(row.id, priority)
+            tracker.reclass(row.id, priority)
+            return True
         if row.state in ("submitted", "checking") and row.id not in self._given:
             with self._store.transaction():
                 self._set(row, "cancelled", f"cancelled by {request.by}")
                 answer(self._store, request.seq, self._wall())
-            return None
-        return Withdraw(row.id)
+            return False
+        tracker.withdraw(row.id)
+        return True
 
     def _drain(self, request: Request) -> None:
         self.drained, at = bool(request.body.get("on", True)), self._wall()

@@ -14,6 +14,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.performance.efficiency import efficiency
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.job_tracker import JobTracker
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.curves import thin_points
 from rlpto.store.events import add_event
@@ -46,35 +47,35 @@ class CurveWriter:
     def __init__(self) -> None:
         self._curves: dict[str, Curve] = {}
 
-    def __call__(self, cluster: RayCluster, report: JobReport, over: bool) -> None:
+    def __call__(self, tracker: JobTracker, report: JobReport, over: bool) -> None:
         """Add a job's newest report. over: whether it is the job's last one, which always ends the curve."""
         if (curve := self._curves.get(report.job)) is None:  # a previous scheduler may have begun it
-            ((newest,),) = cluster.database.rows("SELECT max(at) FROM points WHERE job = ?", (report.job,))
-            curve = Curve() if newest is None else Curve(newest - cluster.database.wall(0.0))
+            ((newest,),) = tracker.database.rows("SELECT max(at) FROM points WHERE job = ?", (report.job,))
+            curve = Curve() if newest is None else Curve(newest - tracker.database.wall(0.0))
             self._curves[report.job] = curve
         for one in (*report.earlier, report):
-            at = cluster.reported_at(one)
+            at = tracker.reported_at(one)
             due = one.ended or (over and one is report) or at >= curve.point_at + POINT_INTERVAL_S
             if due and one.progress != curve.epoch:
-                self._add(cluster, one, curve, at)
+                self._add(tracker, one, curve, at)
         if over or curve.points >= POINTS_BETWEEN_LOOKS:
             curve.points = 0
-            thin_points(cluster.database, report.job, MOST_POINTS)
+            thin_points(tracker.database, report.job, MOST_POINTS)
         if over:
             self._curves.pop(report.job)
 
-    def _add(self, cluster: RayCluster, report: JobReport, curve: Curve, at: float) -> None:
+    def _add(self, tracker: JobTracker, report: JobReport, curve: Curve, at: float) -> None:
         curve.point_at, curve.epoch, curve.points = at, report.progress, curve.points + 1
         insert(
-            cluster.database,
+            tracker.database,
             "points",
             job=report.job,
-            at=cluster.database.wall(at),
+            at=tracker.database.wall(at),
             epoch=report.progress,
             gpus=len(report.training_on),
             loss=_known(report.loss),
             accuracy=_known(report.accuracy),
-            goodput=_known(goodput(report, cluster.spec_of(report.job).batch_size)),
+            goodput=_known(goodput(report, tracker.spec_of(report.job).batch_size)),
             noise_scale=_known(report.noise_scale),
         )
 
@@ -143,7 +144,7 @@ def held_by_node(cluster: RayCluster) -> dict[str, dict[str, int]]:
     held: dict[str, dict[str, int]] = {node: {} for node in cluster.node_ids}
     for number in np.flatnonzero(cluster.columns.held).tolist():
         job = cluster.ids[number]
-        report = cluster.reports.get(job)
+        report = cluster.tracker.reports.get(job)
         for node in () if report is None else report.holding:
             if node in held:
                 held[node][job] = held[node].get(job, 0) + 1

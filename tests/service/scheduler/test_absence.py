@@ -119,7 +119,7 @@ def test_a_job_that_has_finished_is_not_queued_again(service: VirtualService, mo
 
     third = service.submit(gpus=2, max_gpus=2, epochs=5.0)
     service.until(third, "running")
-    record = Path(service.loop.cluster.spec_of(third).folder) / RECORD
+    record = Path(service.loop.cluster.tracker.spec_of(third).folder) / RECORD
     record.parent.mkdir(parents=True)
     at = service.world.wall + 70.0
     left = {"job": third, "state": "finished", "progress": 5.0, "training_on": ["n0"], "time": at}

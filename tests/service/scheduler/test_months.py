@@ -155,4 +155,4 @@ def check(service: VirtualService, users: Users) -> None:
     assert in_force == ["fifo", *users.switched], "every switch is in the database once"
     cluster, most = service.loop.cluster, 4 + service.loop.retention.in_memory
     assert max(len(cluster.ids), len(service.database.jobs())) <= most, "ended jobs are forgotten"
-    assert cluster.reports.keys() <= set(cluster.ids)
+    assert cluster.tracker.reports.keys() <= set(cluster.ids)
