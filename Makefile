@@ -21,7 +21,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(VENV)/.installed  ## install, train a small agent, compare it with five policies: runs/quickstart/evaluation/report.html
-	if [ -e runs/quickstart/last.zip ]; then $(BIN)/rlpto train --resume runs/quickstart; \
+	if [ -e runs/quickstart/last.safetensors ]; then $(BIN)/rlpto train --resume runs/quickstart; \
 	else $(BIN)/rlpto train configs/quickstart.yaml --run-dir runs/quickstart; fi
 	$(BIN)/rlpto evaluate --run runs/quickstart --policies fifo,srtf,optimus,reward_greedy,tuned_index --jobs $(JOBS)
 

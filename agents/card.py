@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlpto.agents.archive import AGENT, NOT_TRAINED, STEERING, Archive, read_archive
+from rlpto.agents.archive import AGENT, NOT_TRAINED, STEERING, state_of
+from rlpto.io.archive import Archive, read_archive
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, is_there
 from rlpto.io.markdown import markdown_table
@@ -28,8 +29,8 @@ An agent of RLPTO: it decides how many GPUs each job gets, in a cluster for dist
 ## Use
 
 ```
-rlpto hub load OWNER/NAME -o agent.zip
-rlpto evaluate quickstart --policies agent:file=agent.zip,fifo
+rlpto hub load OWNER/NAME -o agent.safetensors
+rlpto evaluate quickstart --policies agent:file=agent.safetensors,fifo
 ```
 
 ## Where it comes from
@@ -74,7 +75,8 @@ def _kind(agent: Archive) -> str:
         size = len(agent.arrays[STEERING])
         network = " and a network that gives every job bonuses" if size == VECTOR_SIZES[1] else ""
         kind = f"It is {size} numbers: weights of a greedy index{network}."
-    return f"{kind} **{agent.state}**: it decides as its start does." if agent.state == NOT_TRAINED else kind
+    state = state_of(agent.arrays)
+    return f"{kind} **{state}**: it decides as its start does." if state == NOT_TRAINED else kind
 
 
 def _origin(agent: Archive) -> dict[str, object]:
@@ -84,7 +86,7 @@ def _origin(agent: Archive) -> dict[str, object]:
     if isinstance(best, float):
         best = f"{best:+.2%} over the start" if windows else f"reward per job {best:+.4f}"
     return {
-        "state": agent.state,
+        "state": state_of(agent.arrays),
         "experiment": _at(said, *config, "name"),
         "about": _at(said, *config, "description"),
         "trained further from": _at(said, "provenance", "fine_tuned_from", "config", "name"),

@@ -11,20 +11,11 @@ import numpy as np
 import torch
 
 from rlpto import __version__
-from rlpto.agents.archive import (
-    AGENT,
-    CHECKPOINT,
-    STEERING,
-    Archive,
-    check_meaning,
-    read_archive,
-    state_of,
-    steering_of,
-    write_archive,
-)
+from rlpto.agents.archive import AGENT, CHECKPOINT, STEERING, check_meaning, state_of, steering_of
 from rlpto.agents.nodes_agent import NODES, nodes_agent_of
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.trained import agent_of, load_weights, meaning, weight_arrays
+from rlpto.io.archive import Archive, read_archive, write_archive
 from rlpto.io.errors import CheckpointError
 
 LARGEST_EXPORT_BYTES = 2_000_000
@@ -133,7 +124,7 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
 def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     """Write the agent of a checkpoint to a file of its own, without the state of the training.
 
-    Returns its size in bytes, and whether it is trained (`rlpto.agents.archive.Archive.state`). Raises CheckpointError
+    Returns its size in bytes, and whether it is trained (`rlpto.agents.archive.state_of`). Raises CheckpointError
     if the checkpoint cannot be used, or the agent is too large.
     """
     archive = read_archive(checkpoint, (CHECKPOINT, AGENT))
@@ -145,7 +136,7 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     kept = (*known.split(), NODES)
     manifest = {
         "format": AGENT,
-        "state": archive.state,
+        "state": state_of(archive.arrays),
         **{key: archive.manifest[key] for key in kept if key in archive.manifest},
     }
     weights = {key: array for key, array in archive.arrays.items() if key.startswith(("policy/", "steering/"))}
@@ -156,7 +147,7 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
             "a smaller agent.network.width"
         )
     write_archive(out, manifest, weights, "the agent")
-    return out.stat().st_size, archive.state
+    return out.stat().st_size, manifest["state"]
 
 
 def _cuda_states(model: TimedPPO) -> list[torch.Tensor]:

@@ -9,11 +9,12 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import KINDS, Archive, check_meaning, read_archive
+from rlpto.agents.archive import KINDS, check_meaning
 from rlpto.agents.policy import AgentOptions, PretrainedOptions
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.core.renting import NodesState
 from rlpto.envs.nodes import NodesSetup
+from rlpto.io.archive import Archive, read_archive
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.io.settings import Settings

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import ValidationError
 
-from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, read_archive, steering_of
+from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, state_of, steering_of
 from rlpto.agents.settings import BEST, LAST
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.envs.observation import Observation
 from rlpto.envs.steering import Steering
+from rlpto.io.archive import read_archive
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError, PolicyError, RlptoError
 from rlpto.io.files import file_there
@@ -135,7 +136,7 @@ def _not_trained(spec: PolicySpec) -> bool:
     options.pop("label", None)
     kind = AgentOptions if spec.name == "agent" else PretrainedOptions
     try:
-        return read_archive(kind.model_validate(options).checkpoint(), KINDS).state == NOT_TRAINED
+        return state_of(read_archive(kind.model_validate(options).checkpoint(), KINDS).arrays) == NOT_TRAINED
     except (RlptoError, ValidationError):
         return False
 
@@ -150,8 +151,8 @@ def run_file(run: Path) -> Path:
 
 def pretrained_file(name: str) -> Path:
     """The file of an agent that comes with RLPTO. Raises ConfigError if no agent has this name."""
-    path = example_config(f"pretrained/{name}.zip")
+    path = example_config(f"pretrained/{name}.safetensors")
     if path is None:
-        names = [Path(known).name for known in example_names("pretrained", ".zip")]
+        names = [Path(known).name for known in example_names("pretrained", ".safetensors")]
         raise ConfigError(f"no pretrained agent {name!r}: expected one of {', '.join(names)}")
     return path

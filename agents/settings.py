@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rlpto.io.settings import LARGEST_SEED, Settings
 
-BEST, LAST = "best.zip", "last.zip"
+BEST, LAST = "best.safetensors", "last.safetensors"
 """Checkpoints in the folder of a run: the checkpoint with the largest validation reward, and the latest."""
 
 

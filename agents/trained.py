@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import KINDS, STEERING, Archive, check_meaning, read_archive
+from rlpto.agents.archive import KINDS, STEERING, check_meaning
 from rlpto.agents.ppo import FromStart, JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
@@ -20,6 +20,7 @@ from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, observati
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.observation import FORECAST_FEATURES, VERSION, Observation
 from rlpto.envs.settings import EnvSettings
+from rlpto.io.archive import Archive, read_archive
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.reading import check_finite

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.random import Generator
 
-from rlpto.agents.archive import STEERING, STEERING_START, Archive, state_of, write_archive
+from rlpto.agents.archive import STEERING, STEERING_START, state_of
 from rlpto.agents.checkpoint import Identity, read_checkpoint
 from rlpto.agents.settings import BEST, LAST, AgentSettings, WindowSettings
 from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
@@ -31,6 +31,7 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import WindowPool
+from rlpto.io.archive import Archive, write_archive
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import CheckpointError
 from rlpto.policies.bonus_network import first_network, network_draws
@@ -92,8 +93,6 @@ class Learner:
         self.mean[:] = torch.as_tensor(arrays["mean"])
         self.average, self.updates = arrays["average"].copy(), int(arrays["updates"].item())
         adam = {name[5:]: torch.as_tensor(value) for name, value in arrays.items() if name.startswith("adam/")}
-        if adam:
-            adam["step"] = adam["step"].reshape(())  # files know no arrays without dimensions
         state = self.optimizer.state_dict()
         self.optimizer.load_state_dict(state | {"state": {0: adam} if adam else {}})
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 from _studies import MORE, TIME_ONLY, Part, Plan, Workload, finished, shown, trained, tuned
 
-from rlpto.agents.archive import KINDS, STEERING, read_archive
+from rlpto.agents.archive import KINDS, STEERING
 from rlpto.agents.policy import run_file
 from rlpto.agents.window_training import WEIGHTS
 from rlpto.envs.whole_windows import WindowPool
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
 from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import Experiment
+from rlpto.io.archive import read_archive
 from rlpto.io.arrays import FloatArray
 
 DRAWS = 60

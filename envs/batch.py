@@ -155,8 +155,8 @@ class EnvBatch:
         return draw(self.names[b], float(self.reward[b]))
 
     def state(self) -> dict[str, Any]:
-        """A copy of all that changes: arrays of numbers or records by name, and the random generators under `rngs`."""
-        state: dict[str, Any] = {name: array.copy() for name, array in self._arrays().items()}
+        """A copy of all that changes: arrays of numbers by name, and the random generators under `rngs`."""
+        state: dict[str, Any] = {name: array.copy() for name, array in self._columns().items()}
         state["rngs"] = [rng.bit_generator.state for rng in self.rngs]
         return state
 
@@ -166,7 +166,7 @@ class EnvBatch:
         An external cluster's progress cannot be saved: its next episode begins. Raises CheckpointError, and changes
         nothing, if the state belongs to another batch.
         """
-        arrays = self._arrays()
+        arrays = self._columns()
         for name, array in arrays.items():
             _check_same_form(state, name, array)
         if len(state.get("rngs", ())) != self.count:
@@ -185,6 +185,14 @@ class EnvBatch:
         own = ("elapsed", "began", "length", "steps", "terms", "reward", "seconds")
         arrays = {name: getattr(self, name) for name in own}
         return arrays if isinstance(self.clusters, OneCluster) else arrays | self.clusters.arrays()
+
+    def _columns(self) -> dict[str, AnyArray]:
+        """The arrays of numbers that change, by name: of an array of records, a view of each column."""
+        columns: dict[str, AnyArray] = {}
+        for name, array in self._arrays().items():
+            names = array.dtype.names
+            columns |= {f"{name}.{column}": array[column] for column in names} if names else {name: array}
+        return columns
 
 
 def _check_same_form(state: Mapping[str, Any], name: str, array: AnyArray) -> None:

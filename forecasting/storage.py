@@ -1,8 +1,7 @@
-"""Store a fitted forecaster as one file: arrays and JSON in a zip archive, without code; every number is checked."""
+"""Store a fitted forecaster as one file (`rlpto.io.archive`); every number is checked."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -11,14 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rlpto.forecasting.series import ForecastError, checked_integer
+from rlpto.io.archive import read_archive, write_archive
 from rlpto.io.arrays import AnyArray
-from rlpto.io.files import whole_file
-from rlpto.io.reading import parse_json, read_arrays
 
-FORMAT = "forecasting"
-VERSION = 8
-_HEADER = "header"
-_EXPECTED = "a saved forecaster"
+FORMAT = "rlpto forecaster 1"
+"""Format of a saved forecaster."""
 
 Pattern = TypeVar("Pattern", bound=NamedTuple)
 
@@ -78,23 +74,18 @@ class State:
         return pattern._replace(**found)
 
 
-def write_state(path: Path, kind: str, state: State) -> None:
-    """Write a state as one file, completely or not at all. Raises ForecastError if the file system refuses."""
-    header = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind, "values": state.values})
-    with whole_file(path, "the forecaster", ForecastError) as unfinished, unfinished.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **{_HEADER: np.array(header)}, **state.arrays)
+def write_state(path: Path, name: str, state: State) -> None:
+    """Write the state of a forecaster of a class `name` as one file, completely or not at all. Raises ForecastError if
+    the file system refuses."""
+    manifest = {"format": FORMAT, "class": name, "values": state.values}
+    write_archive(path, manifest, state.arrays, "the forecaster", ForecastError)
 
 
 def read_state(path: Path) -> tuple[str, State]:
     """Read the forecaster's class name and state from a file of bounded size. The caller checks each value. Raises
     ForecastError if the file is missing, broken, not a forecaster's, or of another version."""
-    arrays = read_arrays(path, _EXPECTED, ForecastError)
-    header = arrays.pop(_HEADER, np.array(""))
-    found = parse_json(str(header), path, _EXPECTED, ForecastError) if header.dtype.kind == "U" else None
-    if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("values"), dict):
-        raise ForecastError(f"{path}: broken or foreign, expected {_EXPECTED}")
-    if found.get("version") != VERSION:
-        raise ForecastError(
-            f"{path}: written in version {found.get('version')}, expected version {VERSION}; fit it again"
-        )
-    return str(found.get("kind")), State(found["values"], arrays)
+    archive = read_archive(path, (FORMAT,), ForecastError)
+    values = archive.manifest.get("values")
+    if not isinstance(values, dict):
+        raise ForecastError(f"{path}: its manifest lacks values, expected {FORMAT}")
+    return str(archive.manifest.get("class")), State(values, archive.arrays)

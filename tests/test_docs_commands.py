@@ -69,7 +69,7 @@ def check_rlpto(words: list[str], whole: bool) -> None:
         name = word.partition("=")[0]
         if re.fullmatch(r"--?[a-zA-Z][\w-]*", name):
             assert name in options | {"--help"}, f"{command.name} has no option {name}"
-        if re.fullmatch(r"configs/[\w/.-]+\.(yaml|zip)", word):
+        if re.fullmatch(r"configs/[\w/.-]+\.(yaml|safetensors)", word):
             assert (ROOT / word).is_file(), f"there is no file {word}"
     settings = next(
         (values[item.name] for item in command.params if "--set" in item.opts and values.get(item.name)), []

@@ -51,7 +51,7 @@ policies: [fifo]
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project."""
     folder = tmp_path_factory.mktemp("project")
-    leave_out = shutil.ignore_patterns("__pycache__", "*.zip")
+    leave_out = shutil.ignore_patterns("__pycache__", "*.safetensors")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=leave_out)
     for package in PACKAGES[1:-1]:  # links in a checkout, folders in an unpacked source distribution

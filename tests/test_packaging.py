@@ -53,7 +53,7 @@ def test_a_wheel_has_every_package_config_and_agent_of_the_checkout(built: dict[
     }
     assert any("templates/parts" in name for name in data)
     assert data <= held
-    assert "rlpto/configs/pretrained/synthetic.zip" in held
+    assert "rlpto/configs/pretrained/synthetic.safetensors" in held
     traces = {f"rlpto/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "configs" / "microsoft").iterdir()}
     assert len(traces) == 10  # eight traces, their licence and where they are from
     assert traces <= held
@@ -98,5 +98,5 @@ def test_modules_of_the_same_names_from_elsewhere_break_nothing(built: dict[str,
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         str(target / "rlpto" / "__init__.py"),
-        str(target / "rlpto/configs/pretrained/synthetic.zip"),
+        str(target / "rlpto/configs/pretrained/synthetic.safetensors"),
     ]

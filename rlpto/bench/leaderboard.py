@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.agents.archive import KINDS, read_archive
+from rlpto.agents.archive import KINDS, deciding
 from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, runnable
 from rlpto.bench.suite import EXACT, REALISTIC, VERSION, cases
 from rlpto.evaluation.plots import COLOURS, INK, empty_figure, png
+from rlpto.io.archive import read_archive
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import whole_file
 from rlpto.io.markdown import markdown_table
@@ -125,7 +126,7 @@ def agent_scores(folder: Path, agent: Path) -> list[str]:
     card = read_card(folder)
     policies = [make_policy(runnable(spec, folder)) for spec in card.policies]
     files = [policy.options.checkpoint() for policy in policies if isinstance(policy, Agent)]
-    decide = [read_archive(file, KINDS).deciding for file in (agent, *files)]
+    decide = [deciding(read_archive(file, KINDS)) for file in (agent, *files)]
     if len(files) < len(policies) or decide[0] not in decide[1:]:
         raise ConfigError(f"{folder}: a submission of {', '.join(card.policies)}; expected one of {agent}")
     divisions, wrong = entries_of([folder])

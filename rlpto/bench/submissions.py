@@ -188,7 +188,9 @@ def _with_own_files(spec: str, folder: Path, say: Callable[[str], None]) -> str:
     def copied(name: str) -> str:
         path = Path(name).expanduser()
         if path.is_dir():
-            raise ConfigError(f"policy {spec}: {name} is a folder, expected a file: `rlpto export {name} -o agent.zip`")
+            raise ConfigError(
+                f"policy {spec}: {name} is a folder, expected a file: `rlpto export {name} -o agent.safetensors`"
+            )
         if not path.is_file():
             return name  # a file that comes with RLPTO
         code = path.suffix == CODE_ENDING

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Push exported agents to a model hub, and load them (extra `hub`).", no_args_is_help=True)
 
-AGENT_FILE, CARD_FILE = "agent.zip", "README.md"
+AGENT_FILE, CARD_FILE = "agent.safetensors", "README.md"
 """Names of the agent and its card in a repository."""
 LARGEST_BYTES = 8_000_000
 """Most bytes of a file to load; an exported agent has at most 2,000,000, plus its manifest."""
@@ -29,7 +29,7 @@ RepoArgument = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Reposit
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that `rlpto train` has written, or a checkpoint.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, such as agent.zip.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, such as agent.safetensors.")],
     card: Annotated[bool, typer.Option("--card", help="Write a model card next to it: agent.md.")] = False,
     scores: Annotated[
         Path | None,
@@ -46,7 +46,7 @@ def export(
     if scores is not None and not card:
         raise ConfigError("--scores: the scores stand in the card, expected --card too")
     if card and out.suffix == ".md":
-        raise ConfigError(f"{out}: the name of the card, expected another one for the agent, such as agent.zip")
+        raise ConfigError(f"{out}: the name of the card, expected another one for the agent, such as agent.safetensors")
     if card:
         check_target(out.with_suffix(".md"))
     checkpoint = run if file_there(run) else run_file(run)
@@ -61,14 +61,14 @@ def export(
     make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint} ({state}); use it as agent:file={out}")
 
 
-@app.command(epilog="Example: rlpto hub push agent.zip OWNER/NAME")
+@app.command(epilog="Example: rlpto hub push agent.safetensors OWNER/NAME")
 def push(
     agent: Annotated[Path, typer.Argument(metavar="FILE", help="Agent that `rlpto export` has written.")],
     repo: RepoArgument,
     private: Annotated[bool, typer.Option("--private", help="Make a private repository if it is not there.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Upload an agent and its card, as agent.zip and README.md. The token in HF_TOKEN must allow it.
+    """Upload an agent and its card, as agent.safetensors and README.md. The token in HF_TOKEN must allow it.
 
     The card of `rlpto export --card` in the file's folder is used, which may have been edited, else a new one.
     """
@@ -86,10 +86,10 @@ def push(
     make_console(quiet).print(f"{repo}: {agent} is there as {AGENT_FILE}, commit {commit}")
 
 
-@app.command(epilog="Example: rlpto hub load OWNER/NAME -o agent.zip")
+@app.command(epilog="Example: rlpto hub load OWNER/NAME -o agent.safetensors")
 def load(
     repo: RepoArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, such as agent.zip.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, such as agent.safetensors.")],
     quiet: QuietOption = False,
 ) -> None:
     """Download an agent; it is put in place if this version can use it. HF_TOKEN opens private repositories."""
@@ -109,8 +109,9 @@ def load(
 
 def _check(path: Path) -> None:
     """Raise CheckpointError if a file is no exported agent that this version can use."""
-    from rlpto.agents.archive import AGENT, read_archive
+    from rlpto.agents.archive import AGENT
     from rlpto.agents.policy import Agent, AgentOptions
+    from rlpto.io.archive import read_archive
 
     read_archive(path, (AGENT,))
     Agent(AgentOptions(file=path))
@@ -192,6 +193,6 @@ def _reason(refused: Any) -> str:
 
 
 VERBS = {
-    "export": Verb(export, EXPERIMENTS, "rlpto export runs/philly -o philly.zip --card"),
+    "export": Verb(export, EXPERIMENTS, "rlpto export runs/philly -o philly.safetensors --card"),
     "hub": Verb(app, EXPERIMENTS),
 }

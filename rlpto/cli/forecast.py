@@ -99,7 +99,7 @@ def backtest(
     console.print(f"scores, forecasts and plots: {folder}", style="bold", markup=False)
 
 
-@app.command(epilog="Example: rlpto forecast fit traces/philly.parquet --every 10min -o forecasters/philly.pt")
+@app.command(epilog="Example: rlpto forecast fit traces/philly.parquet --every 10min -o forecasters/philly.safetensors")
 def fit(
     context: typer.Context,
     path: TraceArgument,

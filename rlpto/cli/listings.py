@@ -25,9 +25,9 @@ def list_configs() -> None:
         table.add_row(escape(name), escape(load_config(name).description))
     console = make_console()
     console.print(table)
-    weights, agents = example_names("tuned"), example_names("pretrained", ".zip")
+    weights, agents = example_names("tuned"), example_names("pretrained", ".safetensors")
     console.print(f"\n[bold]weights[/] for index:weights=NAME.yaml: {', '.join(weights)}")
-    console.print(f"[bold]agents[/] for agent:file=NAME.zip: {', '.join(agents)}")
+    console.print(f"[bold]agents[/] for agent:file=NAME.safetensors: {', '.join(agents)}")
     console.print(f"[bold]traces[/] for workload.path=NAME: {', '.join(trace_names())}")
 
 

@@ -1,5 +1,5 @@
 """Run policies on windows, cell by cell. Finished cells are kept, so a run can be resumed: figures as JSON, and records
-as NumPy archives of arrays and strings, which are never unpickled."""
+as archives (`rlpto.io.archive`)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from rlpto import __version__
 from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, NodeRecords, PolicySwitches, RunRecord
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
-from rlpto.io.arrays import AnyArray
+from rlpto.io.archive import read_archive, write_archive
 from rlpto.io.compiled import say_if_cold
 from rlpto.io.errors import CheckpointError, ConfigError, refusals_as
-from rlpto.io.files import file_there, is_there, whole_file, write_text
+from rlpto.io.files import file_there, is_there, write_text
 from rlpto.io.interrupts import Interrupted
-from rlpto.io.reading import parsing, read_arrays, read_text
+from rlpto.io.reading import parsing, read_text
 from rlpto.io.yaml_file import dotted_key
 from rlpto.simulator.kernels import advance_until
 
@@ -203,7 +203,7 @@ def _run(
     run_cell: Callable[[Cell], RunRecord], folder: Path, fingerprint: str, weights: RewardWeights | None, cell: Cell
 ) -> FinishedCell:
     """Run one cell, and store it."""
-    record, archive = run_cell(cell), folder / f"{cell.key}.npz"
+    record, archive = run_cell(cell), folder / f"{cell.key}.safetensors"
     metrics, bound = measure(record), lower_bound(record, weights)
     save_record(record, archive)
     # The JSON file comes last: its existence marks a finished cell.
@@ -254,14 +254,14 @@ def _progress_bar(shown: bool, total: int, completed: int) -> Iterator[Callable[
 
 
 def _remove_cells(folder: Path) -> None:
-    for path in [*folder.glob("*.json"), *folder.glob("*.npz"), *folder.glob(".*.part")]:
+    for path in [*folder.glob("*.json"), *folder.glob("*.safetensors"), *folder.glob(".*.part")]:
         with refusals_as(CheckpointError, f"{path}: cannot be removed"):
             path.unlink()
 
 
 def _read_cell(folder: Path, cell: Cell, fingerprint: str) -> FinishedCell | None:
     """Read a stored cell; None if it is not stored. Raises CheckpointError if it is unusable here."""
-    path, archive = folder / f"{cell.key}.json", folder / f"{cell.key}.npz"
+    path, archive = folder / f"{cell.key}.json", folder / f"{cell.key}.safetensors"
     if not is_there(path):
         return None
     stored = _read_stored(path, _StoredCell)
@@ -299,48 +299,48 @@ _OPTIONAL: dict[str, type] = {"switches": PolicySwitches, "rented": NodeRecords}
 """Groups of arrays written only if policies were switched, or nodes are rented."""
 _GROUPS |= _OPTIONAL
 _KINDS = {"IntArray": "i", "FloatArray": "f"}
-_EXPECTED = "a run record"
-_STRINGS = {"jobs.names", "jobs.models", "switches.policy"}
+RECORD = "rlpto record 1"
+"""Format of a stored record."""
 
 
 def save_record(record: RunRecord, path: Path) -> None:
-    """Write a record to `path` (.npz), atomically. Raises CheckpointError if that fails."""
-    arrays = {name: np.array(getattr(record, name)) for name in _SCALARS}
+    """Write a record to `path`, atomically. Raises CheckpointError if that fails."""
+    values: dict[str, Any] = {name: getattr(record, name) for name in _SCALARS}
     for group in (group for group in _GROUPS if group not in _OPTIONAL or len(getattr(record, group).time)):
         part = getattr(record, group)
-        for field in fields(part):
-            value = getattr(part, field.name)
-            # An empty array of strings would otherwise become an array of floats.
-            arrays[f"{group}.{field.name}"] = np.array(value, dtype=np.str_) if isinstance(value, tuple) else value
-    # NumPy's type stubs interpret every keyword as the option allow_pickle.
-    save: Callable[..., None] = np.savez_compressed
-    with whole_file(path, "a record") as unfinished, unfinished.open("wb") as file:
-        save(file, allow_pickle=False, **arrays)
+        values |= {f"{group}.{field.name}": getattr(part, field.name) for field in fields(part)}
+    texts = {name: value for name, value in values.items() if isinstance(value, str | tuple)}
+    arrays = {name: np.asarray(value) for name, value in values.items() if name not in texts}
+    write_archive(path, {"format": RECORD, **texts}, arrays, "a record")
 
 
 def load_record(path: Path) -> RunRecord:
     """Read a file of `save_record`. Raises CheckpointError for any other file."""
-    arrays = read_arrays(path, _EXPECTED, CheckpointError)
-    with parsing(path, _EXPECTED, CheckpointError):
-        scalars: dict[str, Any] = {name: kind(arrays[name].item()) for name, kind in _SCALARS.items()}
-        there = {name.partition(".")[0] for name in arrays}
-        parts: dict[str, Any] = {group: _part(group, _GROUPS[group], arrays) for group in _GROUPS if group in there}
+    archive = read_archive(path, (RECORD,))
+    values: dict[str, Any] = archive.manifest | archive.arrays
+    with parsing(path, RECORD, CheckpointError):
+        scalars: dict[str, Any] = {name: kind(np.asarray(values[name]).item()) for name, kind in _SCALARS.items()}
+        there = {name.partition(".")[0] for name in values}
+        parts: dict[str, Any] = {group: _part(group, _GROUPS[group], values) for group in _GROUPS if group in there}
         record = RunRecord(**scalars, **parts)
         if not np.isin(record.changes.job, np.arange(len(record.jobs.names))).all():
             raise ValueError("changes.job: jobs that there are not")
         return record
 
 
-def _part(group: str, kind: type, arrays: dict[str, AnyArray]) -> object:
-    """Read one group of a record. All its arrays have one row per entry."""
-    values: dict[str, Any] = {}
-    rows = len(arrays[f"{group}.{fields(kind)[0].name}"])
+def _part(group: str, kind: type, values: dict[str, Any]) -> object:
+    """Read one group of a record. All its columns have one row per entry."""
+    found: dict[str, Any] = {}
+    rows = len(values[f"{group}.{fields(kind)[0].name}"])
     for field in fields(kind):
         key = f"{group}.{field.name}"
         shape = (rows, len(REWARD_PARTS)) if field.name == "reward" else (rows,)
-        wanted = "U" if key in _STRINGS else _KINDS[str(field.type)]
-        array = arrays[key]
-        if array.shape != shape or array.dtype.kind != wanted:
-            raise ValueError(f"{key}: {array.dtype} of shape {array.shape}")
-        values[field.name] = tuple(array.tolist()) if key in _STRINGS else array
-    return kind(**values)
+        value = values[key]
+        if str(field.type) not in _KINDS:
+            if not isinstance(value, list) or len(value) != rows or not all(isinstance(text, str) for text in value):
+                raise ValueError(f"{key}: expected {rows} texts")
+            value = tuple(value)
+        elif not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind != _KINDS[str(field.type)]:
+            raise ValueError(f"{key}: expected numbers of shape {shape}")
+        found[field.name] = value
+    return kind(**found)

@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[1].joinpath("configs").resolve()
 """Experiment files, tuned weights, trained agents and recorded traces that come with RLPTO, in a checkout or an
 installation."""
 _PROFILES = Path(__file__).resolve().parents[1] / "performance" / "profiles"
-_EXAMPLE_ENDINGS = (".yaml", ".zip")
+_EXAMPLE_ENDINGS = (".yaml", ".safetensors")
 _OTHER_EXAMPLES = ("service",)
 """Files in the folder of experiments that are not experiments: settings of the job service."""
 

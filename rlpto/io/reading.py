@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import struct
 import tokenize
 import zipfile
@@ -20,12 +19,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.lib import format as npy
 
-from rlpto.io.archives import CheckedZip
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import RlptoError, system_reason
-from rlpto.io.unpacking import packing_of, unpack
+from rlpto.io.unpacking import CheckedZip, packing_of, unpack
 
 MIB = 2**20
 LARGEST_TEXT_BYTES = 1024 * MIB
@@ -33,16 +30,12 @@ LARGEST_TEXT_BYTES = 1024 * MIB
 LARGEST_JSON_BYTES = 16 * MIB
 """Largest other JSON text; its data take up to thirty times the memory of the text."""
 LARGEST_YAML_BYTES = 1 * MIB
-LARGEST_ARCHIVE_BYTES = 512 * MIB
-"""Largest total size of an archive's entries, unpacked."""
 LARGEST_ENTRIES = 10_000
 """Most entries of an archive."""
 LARGEST_EXPANSION = 100
 """Largest expansion of a compressed text: logs expand 5 to 30 times, a zip bomb 1,000 times."""
 _SMALL_BYTES = 64 * MIB
 """Texts up to this unpacked size may exceed that expansion."""
-_ARRAY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-_LONGEST_HEADER = 10_000
 _END_OF_ARCHIVE = struct.Struct("<4s4H2LH")
 _ARCHIVE_ENTRY_BYTES = 1024
 """Most bytes of an entry in the list at the end of an archive."""
@@ -103,7 +96,8 @@ def read_text(
         data = file.read(size)
     if packed and (name := packing_of(data)):
         most = min(largest, max(_SMALL_BYTES, LARGEST_EXPANSION * len(data)))
-        data = _only_entry(path, expected, error, most) if name == "zip" else unpack(data, most, path, error, expected)
+        unpacked = _only_entry if name == "zip" else unpack
+        data = unpacked(data, most, path, error, expected)
     try:
         text = data.decode("utf-8-sig")
         broken = text.find("\0")
@@ -134,46 +128,16 @@ def _no_number(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _only_entry(path: Path, expected: str, error: type[RlptoError], most: int) -> bytes:
+def _only_entry(data: bytes, most: int, path: Path | str, error: type[RlptoError], expected: str) -> bytes:
     """Content of the only file in an archive, of at most `most` bytes."""
-    with _opened(path, expected, error) as archive:
-        infos = [info for info in archive.infolist() if not info.is_dir()]
-        if len(infos) != 1 or infos[0].file_size > most:
-            said = "no or several files" if len(infos) != 1 else f"more than {most / MIB:,.4g} MiB unpacked"
-            raise error(f"{path}: packed as zip with {said}: unpack it, expected {expected}, alone in the archive")
-        return archive.read(infos[0])
-
-
-def read_entry(path: Path, name: str, expected: str, error: type[RlptoError]) -> bytes:
-    """Content of one entry of an archive."""
-    with _opened(path, expected, error) as archive:
-        return archive.read(name)
-
-
-def read_arrays(path: Path, expected: str, error: type[RlptoError], folder: str = "") -> dict[str, AnyArray]:
-    """The arrays of an .npz file, or of a folder in an archive, by name. Raises `error` before it unpacks too much."""
-    with _opened(path, expected, error) as archive:
-        return {
-            name.removeprefix(folder).removesuffix(".npy"): parse_array(archive.read(name))
-            for name in archive.namelist()
-            if name.startswith(folder)
-        }
-
-
-@contextmanager
-def _opened(path: Path, expected: str, error: type[RlptoError]) -> Iterator[CheckedZip]:
-    """A zip archive whose entries are within the size bounds; every failure becomes `error`."""
-    size = check_file(path, expected, error, LARGEST_ARCHIVE_BYTES)
-    with parsing(path, expected, error), path.open("rb") as file:
-        file.seek(max(0, size - _END_OF_ARCHIVE.size - 2**16))
-        _check_listing(file.read())
-        with CheckedZip(file) as archive:
-            unpacked = sum(info.file_size for info in archive.infolist())
-            if unpacked > LARGEST_ARCHIVE_BYTES:
-                raise ValueError(
-                    f"{unpacked / MIB:,.0f} MiB unpacked, at most {LARGEST_ARCHIVE_BYTES / MIB:g} are read"
-                )
-            yield archive
+    with parsing(path, expected, error):
+        _check_listing(data[-_END_OF_ARCHIVE.size - 2**16 :])
+        with CheckedZip(io.BytesIO(data)) as archive:
+            infos = [info for info in archive.infolist() if not info.is_dir()]
+            if len(infos) != 1 or infos[0].file_size > most:
+                said = "no or several files" if len(infos) != 1 else f"more than {most / MIB:,.4g} MiB unpacked"
+                raise error(f"{path}: packed as zip with {said}: unpack it, expected {expected}, alone in the archive")
+            return archive.read(infos[0])
 
 
 def _check_listing(tail: bytes) -> None:
@@ -186,23 +150,6 @@ def _check_listing(tail: bytes) -> None:
         raise ValueError(f"more than {LARGEST_ENTRIES:,} entries")
     if listing > LARGEST_ENTRIES * _ARCHIVE_ENTRY_BYTES:
         raise ValueError("the list of its entries is too long")
-
-
-def parse_array(content: bytes) -> AnyArray:
-    """An array of numbers, text or records from a .npy file, whose header must match the size of its content.
-
-    Raises an exception of PARSER_ERRORS for any other content.
-    """
-    file = io.BytesIO(content)
-    read_header = _ARRAY_HEADERS.get(npy.read_magic(file))
-    if read_header is None:
-        raise ValueError("an array of an unknown version")
-    shape, in_fortran_order, kind = read_header(file, max_header_size=_LONGEST_HEADER)
-    size = len(content) - file.tell()
-    if kind.hasobject or not kind.itemsize or min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != size:
-        raise ValueError(f"an array of {kind} of shape {shape} in {size} bytes")
-    flat: AnyArray = np.frombuffer(content, kind, offset=file.tell())
-    return flat.reshape(shape, order="F" if in_fortran_order else "C").copy("K")
 
 
 def check_finite(arrays: Mapping[str, AnyArray], place: Path | str, largest: float, error: type[RlptoError]) -> None:

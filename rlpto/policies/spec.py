@@ -24,7 +24,7 @@ UNNAMED = ""
 """Key of an option given without a name, as in `pretrained:synthetic`."""
 RUN = "run"
 """Option that names the folder of a training, as in `agent:run=runs/mine`."""
-FILE_ENDINGS = (".yaml", ".yml", ".zip")
+FILE_ENDINGS = (".yaml", ".yml", ".safetensors")
 """File endings that mark the value of an option as a file, as in `index:weights=mine.yaml`."""
 CODE_ENDING = ".py"
 """Ending of a file with policies."""

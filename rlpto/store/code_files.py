@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlpto.io.archives import CheckedZip
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.io.files import whole_file
 from rlpto.io.reading import parsing
+from rlpto.io.unpacking import CheckedZip
 
 MOST_FILES = 500
 LARGEST_TEXT = 256 * 1024

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS, STEERING, STEERING_START, read_archive, write_archive
+from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS, STEERING, STEERING_START
 from rlpto.agents.card import card_of
 from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.policy import pretrained_file
+from rlpto.io.archive import read_archive, write_archive
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import digest
 
@@ -32,12 +33,12 @@ def rows_of(card: str, heading: str) -> list[list[str]]:
 
 
 def test_a_card_states_the_origin_in_the_form_of_hubs(tmp_path: Path) -> None:
-    path = write_agent(tmp_path / "mine.zip", digest="abc", seed=7, steps=123, best=-0.0125)
+    path = write_agent(tmp_path / "mine.safetensors", digest="abc", seed=7, steps=123, best=-0.0125)
     card = card_of(path)
     front = yaml.safe_load(card.split("---\n")[1])
     assert front == {"library_name": "rlpto", "tags": ["reinforcement-learning", "scheduling"]}
     assert "# mine\n" in card
-    assert "--policies agent:file=agent.zip,fifo\n" in card
+    assert "--policies agent:file=agent.safetensors,fifo\n" in card
     assert dict(rows_of(card, "Where it comes from")) == {
         "what": "value",
         "state": "trained",
@@ -56,7 +57,7 @@ def test_a_card_states_the_origin_in_the_form_of_hubs(tmp_path: Path) -> None:
 
 
 def test_what_the_manifest_lacks_is_left_out(tmp_path: Path) -> None:
-    card = card_of(write_agent(tmp_path / "a.zip", lacking=("provenance", "seed", "steps", "best", "rlpto")))
+    card = card_of(write_agent(tmp_path / "a.safetensors", lacking=("provenance", "seed", "steps", "best", "rlpto")))
     assert [what for what, _ in rows_of(card, "Where it comes from")] == ["what", "state", "SHA-256"]
     assert "## Validation" not in card
     assert "## Scores" not in card
@@ -64,27 +65,27 @@ def test_what_the_manifest_lacks_is_left_out(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_its_start_says_so_and_a_checkpoint_has_no_card(tmp_path: Path) -> None:
-    card = card_of(write_agent(tmp_path / "b.zip", trained=False))
+    card = card_of(write_agent(tmp_path / "b.safetensors", trained=False))
     assert "**start, not trained**: it decides as its start does" in card
     assert ["state", "start, not trained"] in rows_of(card, "Where it comes from")
     with pytest.raises(CheckpointError, match="expected rlpto agent 1"):
-        card_of(write_agent(tmp_path / "a.zip", format=CHECKPOINT))
+        card_of(write_agent(tmp_path / "a.safetensors", format=CHECKPOINT))
 
 
 def test_the_validation_curve_of_a_checkpoint_reaches_the_card_by_an_export(tmp_path: Path) -> None:
     curve = [{"steps": 0.0, "gain": 0.0, "jct_mean": 100.5}, {"steps": 64.0, "gain": None, "jct_mean": 99.25}]
-    run = write_agent(tmp_path / "best.zip", format=CHECKPOINT, history=curve, digest="d1")
-    export_agent(run, tmp_path / "agent.zip")
-    assert read_archive(tmp_path / "agent.zip", (AGENT,)).manifest["digest"] == "d1"
+    run = write_agent(tmp_path / "best.safetensors", format=CHECKPOINT, history=curve, digest="d1")
+    export_agent(run, tmp_path / "agent.safetensors")
+    assert read_archive(tmp_path / "agent.safetensors", (AGENT,)).manifest["digest"] == "d1"
     expected = [["windows", "gain", "jct_mean"], ["0", "0", "100.5"], ["64", "", "99.25"]]
-    assert rows_of(card_of(tmp_path / "agent.zip"), "Validation") == expected
+    assert rows_of(card_of(tmp_path / "agent.safetensors"), "Validation") == expected
 
 
 @pytest.mark.slow
 def test_an_agent_that_learnt_from_decisions_has_steps_and_rewards_per_job(decided: Path, tmp_path: Path) -> None:
-    export_agent(decided / "best.zip", tmp_path / "agent.zip")
-    said = read_archive(tmp_path / "agent.zip", (AGENT,)).manifest
-    card = card_of(tmp_path / "agent.zip")
+    export_agent(decided / "best.safetensors", tmp_path / "agent.safetensors")
+    said = read_archive(tmp_path / "agent.safetensors", (AGENT,)).manifest
+    card = card_of(tmp_path / "agent.safetensors")
     origin = dict(rows_of(card, "Where it comes from"))
     assert origin["steps"] == str(said["steps"])
     assert origin["best validation of the training"] == f"reward per job {said['best']:+.4f}"
@@ -95,7 +96,7 @@ def test_an_agent_that_learnt_from_decisions_has_steps_and_rewards_per_job(decid
 
 def test_text_of_a_manifest_ends_no_cell_and_starts_no_line(tmp_path: Path) -> None:
     hostile = {"config": {"name": "a|b\n## Scores\n<script>", "description": ["x"]}, "commit": None}
-    card = card_of(write_agent(tmp_path / "a.zip", provenance=hostile, history="none", best="good"))
+    card = card_of(write_agent(tmp_path / "a.safetensors", provenance=hostile, history="none", best="good"))
     origin = dict(rows_of(card, "Where it comes from"))
     assert origin["experiment"] == "a\\|b ## Scores &lt;script>"
     assert "\n## Scores" not in card

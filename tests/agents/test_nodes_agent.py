@@ -50,13 +50,13 @@ def agent(file: Path) -> object:
 def test_a_stopped_training_goes_on_as_if_it_never_had(setup, trained, tmp_path):
     train(setup, SETTINGS, tmp_path, IDENTITY, setup, stop=stop_after(2))
     assert train(setup, SETTINGS, tmp_path, IDENTITY, setup, resume=True).finished
-    assert (tmp_path / "last.zip").read_bytes() == (trained / "last.zip").read_bytes()
+    assert (tmp_path / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
 
 
 def test_the_agent_of_a_file_decides_as_it_did_under_training(setup, trained, tmp_path):
-    own = play_windows(setup, agent(trained / "last.zip"))
-    export_agent(trained / "last.zip", tmp_path / "mine.zip")
-    assert np.array_equal(own, play_windows(setup, agent(tmp_path / "mine.zip")))
+    own = play_windows(setup, agent(trained / "last.safetensors"))
+    export_agent(trained / "last.safetensors", tmp_path / "mine.safetensors")
+    assert np.array_equal(own, play_windows(setup, agent(tmp_path / "mine.safetensors")))
     assert not np.array_equal(own, play_windows(setup, setup.heuristic))
 
 
@@ -65,13 +65,13 @@ def test_an_agent_that_learnt_from_forecasts_gets_them_in_an_evaluation(tmp_path
     experiment = of_trace(tmp_path, "jobs.parquet", {}, *CHANGES)
     short = SETTINGS.model_copy(update={"steps": 128})
     train(nodes_setup(experiment, "train"), short, tmp_path / "run", IDENTITY)
-    spec, window = f"fifo@agent:file={tmp_path / 'run' / 'last.zip'}", experiment.windows("test")[0]
+    spec, window = f"fifo@agent:file={tmp_path / 'run' / 'last.safetensors'}", experiment.windows("test")[0]
     record = experiment.run_policy(experiment.policy(spec), window, 0, spec=spec)
     assert len(record.rented.time) > 60
 
 
 def test_an_agent_for_other_nodes_is_refused(trained):
-    decides = agent(trained / "last.zip")
+    decides = agent(trained / "last.safetensors")
     seen = {name: np.zeros(1) for name in LOOK.names}
     averages = np.zeros((1, 2, len(HALF_LIVES)))
     for size, boot, said in ((8.0, 300.0, "4 GPUs, but these have 8"), (4.0, 600.0, "300 s of boot time")):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS, NOT_TRAINED, STEERING, TRAINED, read_archive, write_archive
+from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS, NOT_TRAINED, STEERING, TRAINED, state_of
 from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.policy import Agent, AgentOptions, shown_label
 from rlpto.agents.ppo import JobSetPolicy
@@ -23,6 +23,7 @@ from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
 from rlpto.experiments.training_runs import summary
 from rlpto.io import paths
+from rlpto.io.archive import read_archive, write_archive
 from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
 from rlpto.io.paths import example_config, example_names
 from rlpto.policies.registry import is_complete, make_policy, own_policies
@@ -76,19 +77,19 @@ def test_a_schedule_earns_what_the_fleet_says(hold: float) -> None:
 def test_exported_agents_hold_no_more_than_needed_and_a_run_without_a_best_is_used_from_its_last(
     decided: Path, tmp_path: Path
 ) -> None:
-    export_agent(decided / "best.zip", tmp_path / "agent.zip")
-    archive = read_archive(tmp_path / "agent.zip", (AGENT,))
+    export_agent(decided / "best.safetensors", tmp_path / "agent.safetensors")
+    archive = read_archive(tmp_path / "agent.safetensors", (AGENT,))
     assert all(name.startswith("policy/") for name in archive.arrays)
     assert archive.manifest["provenance"] == {"config": "a test"}
-    (tmp_path / "last.zip").write_bytes((decided / "last.zip").read_bytes())
-    given = (f"agent:run={tmp_path}", f"agent:file={decided}/last.zip")
+    (tmp_path / "last.safetensors").write_bytes((decided / "last.safetensors").read_bytes())
+    given = (f"agent:run={tmp_path}", f"agent:file={decided}/last.safetensors")
     mine, its = (schedule(make_policy(spec), workload(9).jobs) for spec in given)
     np.testing.assert_array_equal(mine.jobs.finish_time, its.jobs.finish_time)
 
 
 def test_pretrained_agents_go_by_their_name(decided: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pretrained").mkdir()
-    export_agent(decided / "best.zip", tmp_path / "pretrained" / "small.zip")
+    export_agent(decided / "best.safetensors", tmp_path / "pretrained" / "small.safetensors")
     monkeypatch.setattr(paths, "EXAMPLES", tmp_path)
     assert make_policy("pretrained:small").name == "pretrained:small"
     assert make_policy("pretrained:agent=small").name == "pretrained:agent=small"
@@ -99,14 +100,14 @@ def test_pretrained_agents_go_by_their_name(decided: Path, tmp_path: Path, monke
     assert not is_complete(listed["pretrained"])
 
 
-@pytest.mark.parametrize("name", example_names("pretrained", ".zip"))
+@pytest.mark.parametrize("name", example_names("pretrained", ".safetensors"))
 def test_an_agent_that_ships_as_trained_is_trained_and_can_be_used(name: str) -> None:
     path = example_config(name) or Path()
     archive = read_archive(path, KINDS)
     if STEERING not in archive.arrays:
         assert agent_of(archive, path).env.max_jobs == archive.manifest["env"]["max_jobs"]
     Agent(AgentOptions(file=path))
-    assert archive.state == TRAINED
+    assert state_of(archive.arrays) == TRAINED
     assert archive.manifest["steps"] > 0
 
 
@@ -115,15 +116,15 @@ def test_a_best_checkpoint_from_before_the_first_step_says_so(tmp_path: Path) ->
     outcome = train_small(tmp_path / "run", settings=make_settings(ppo={"learning_rate": 1e-12}))
     assert outcome.best_steps == 0
     assert f"holds the {NOT_TRAINED}" in summary(tmp_path / "run", outcome)
-    for name, state in (("best.zip", NOT_TRAINED), ("last.zip", TRAINED)):
+    for name, state in (("best.safetensors", NOT_TRAINED), ("last.safetensors", TRAINED)):
         assert read_archive(tmp_path / "run" / name, KINDS).manifest["state"] == state
-    _, exported = export_agent(tmp_path / "run" / "best.zip", tmp_path / "agent.zip")
-    assert exported == read_archive(tmp_path / "agent.zip", KINDS).manifest["state"] == NOT_TRAINED
+    _, exported = export_agent(tmp_path / "run" / "best.safetensors", tmp_path / "agent.safetensors")
+    assert exported == read_archive(tmp_path / "agent.safetensors", KINDS).manifest["state"] == NOT_TRAINED
     spec = f"agent:label=mine,run={tmp_path / 'run'}"
     assert shown_label(spec) == f"mine ({NOT_TRAINED})"
     assert shown_label(f"fifo>3600:{spec}") == f"fifo>3600:mine ({NOT_TRAINED})"
-    assert shown_label(f"agent:label=mine,file={tmp_path / 'run' / 'last.zip'}") == "mine"
-    assert shown_label("agent:label=mine,file=gone.zip") == "mine"
+    assert shown_label(f"agent:label=mine,file={tmp_path / 'run' / 'last.safetensors'}") == "mine"
+    assert shown_label("agent:label=mine,file=gone.safetensors") == "mine"
 
 
 def _rewrite(path: Path, **changes: object) -> None:
@@ -152,8 +153,8 @@ def _nan(path: Path) -> None:
 def test_broken_files_are_refused_with_the_reason(
     decided: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
-    path = tmp_path / "agent.zip"
-    export_agent(decided / "best.zip", path)
+    path = tmp_path / "agent.safetensors"
+    export_agent(decided / "best.safetensors", path)
     Agent(AgentOptions(file=path))
     damage(path)
     with pytest.raises(CheckpointError, match=reason) as refused:

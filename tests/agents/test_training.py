@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlpto.agents.archive import CHECKPOINT, Archive, read_archive, write_archive
+from rlpto.agents.archive import CHECKPOINT
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.ppo import TimedPPO, TimedRolloutBuffer, falling
 from rlpto.agents.settings import LAST
@@ -20,6 +20,7 @@ from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.episodes import ExternalSetup, action_space, observation_space
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
+from rlpto.io.archive import Archive, read_archive, write_archive
 from rlpto.io.errors import CheckpointError, ConfigError, TrainingError
 from rlpto.simulator.cluster import SimulatedCluster
 from tests.agents.helpers import (
@@ -37,7 +38,7 @@ from tests.agents.helpers import (
 
 
 def last(folder: Path) -> Archive:
-    return read_archive(folder / "last.zip", (CHECKPOINT,))
+    return read_archive(folder / "last.safetensors", (CHECKPOINT,))
 
 
 def stop_after(checks: int) -> Callable[[], bool]:
@@ -71,13 +72,13 @@ def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(tmp_path: 
 
 
 def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "last.zip"
+    path = tmp_path / "last.safetensors"
 
     def refused(reason: str, identity: Identity = IDENTITY) -> None:
         with pytest.raises(CheckpointError, match=reason):
             train_small(tmp_path, resume=True, identity=identity)
 
-    refused(r"last\.zip: cannot read the file: no such file")
+    refused(r"last\.safetensors: cannot read the file: no such file")
     train_small(tmp_path, stop=stop_after(1))
     before = path.read_bytes()
     refused("other settings", Identity("other", 5, {}))
@@ -89,9 +90,9 @@ def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path, monkeypa
     archive = last(tmp_path)
     archive.manifest["learner"]["episodes"] = [{"r": 0.0, "l": 1, "t": 0.5}]  # as an earlier version kept them
     write_archive(path, archive.manifest, archive.arrays, "a test")
-    refused(r"last\.zip: incomplete .*terms of episodes")
+    refused(r"last\.safetensors: incomplete .*terms of episodes")
     path.write_bytes(before[: len(before) // 2])
-    refused(r"last\.zip: truncated")
+    refused(r"last\.safetensors: truncated")
 
 
 @pytest.mark.parametrize("where", ["weights", "observation"])
@@ -258,5 +259,5 @@ def test_what_an_agent_cannot_change_is_refused(agent: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.max_jobs: 7, but the agent of .* was trained with 6"):
         starting_agent.env(EnvSettings(max_jobs=7))
     assert starting_agent.env(EnvSettings(reward_scale=4.0)).reward_scale == 4.0
-    with pytest.raises(CheckpointError, match=r"gone\.zip: cannot read the file: no such file"):
-        StartingAgent(agent.with_name("gone.zip"))
+    with pytest.raises(CheckpointError, match=r"gone\.safetensors: cannot read the file: no such file"):
+        StartingAgent(agent.with_name("gone.safetensors"))

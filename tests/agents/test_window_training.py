@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, TRAINED, read_archive, write_archive
+from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, TRAINED, state_of
 from rlpto.agents.checkpoint import Identity, export_agent
 from rlpto.agents.policy import Agent, AgentOptions
 from rlpto.agents.settings import AgentSettings, WindowSettings
@@ -26,6 +26,7 @@ from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
 from rlpto.experiments.config import KnowledgeSettings
 from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import prepare
+from rlpto.io.archive import read_archive, write_archive
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.policies.bonus_network import NETWORK_SIZE
@@ -69,7 +70,7 @@ def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(tmp_path: 
     assert stopped.steps == 24
     resumed = train_small(tmp_path / "parts", chosen=chosen, resume=True)
     assert resumed.metrics == pytest.approx(whole.metrics, abs=0.0, nan_ok=True)
-    for name in ("validation.csv", "last.zip", WEIGHTS):
+    for name in ("validation.csv", "last.safetensors", WEIGHTS):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
 
 
@@ -117,13 +118,13 @@ def test_before_the_first_update_it_is_the_index(tmp_path: Path) -> None:
     assert not pool.losses(np.repeat(vector[None], 3, axis=0), np.arange(3)).any()
     outcome = train_small(tmp_path, chosen={"learning_rate": 1e-15})
     assert outcome.best_steps == 0
-    assert read_archive(tmp_path / "best.zip", KINDS).state == NOT_TRAINED
+    assert read_archive(tmp_path / "best.safetensors", KINDS).manifest["state"] == NOT_TRAINED
 
 
 @pytest.mark.parametrize(("chosen", "moves"), [({"network": 0.0}, "weights"), ({"constants": 0.0}, "network")])
 def test_constants_and_network_can_be_learnt_apart(tmp_path: Path, chosen: dict[str, float], moves: str) -> None:
     train_small(tmp_path, chosen=chosen)
-    vector, start = read_archive(tmp_path / "last.zip", KINDS).arrays[STEERING], IndexWeights().vector()
+    vector, start = read_archive(tmp_path / "last.safetensors", KINDS).arrays[STEERING], IndexWeights().vector()
     assert np.array_equal(vector[: len(start)], start) == (moves == "network")
     assert len(vector) == VECTOR_SIZES[moves == "network"]
 
@@ -145,11 +146,11 @@ def test_losses_do_not_depend_on_the_number_of_threads_or_the_order() -> None:
 def test_the_agent_decides_as_in_training_wherever_its_vector_is_used(tmp_path: Path) -> None:
     setup = make_setup()
     train_small(tmp_path / "run", setup, chosen={"learning_rate": 2.0, "windows": 64})
-    export_agent(tmp_path / "run" / "last.zip", tmp_path / "agent.zip")
-    archive = read_archive(tmp_path / "agent.zip", KINDS)
-    assert archive.state == TRAINED
+    export_agent(tmp_path / "run" / "last.safetensors", tmp_path / "agent.safetensors")
+    archive = read_archive(tmp_path / "agent.safetensors", KINDS)
+    assert state_of(archive.arrays) == TRAINED
     assert set(archive.arrays) == {STEERING, "steering/start"}
-    agent = Agent(AgentOptions(file=tmp_path / "agent.zip"))
+    agent = Agent(AgentOptions(file=tmp_path / "agent.safetensors"))
     jobs = setup.workloads[0].jobs
     mine, its = schedule(agent, jobs, setup.workloads[0].seed), schedule(Index(steering=archive.arrays[STEERING]), jobs)
     np.testing.assert_array_equal(mine.jobs.finish_time, its.jobs.finish_time)
@@ -185,7 +186,7 @@ def test_agents_learn_where_jobs_fit_their_own_speeds(tmp_path: Path) -> None:
 def test_a_best_vector_is_a_file_of_weights_for_the_index_and_a_start_for_either_way(
     trained: Path, tmp_path: Path
 ) -> None:
-    best = read_archive(trained / "best.zip", KINDS).arrays[STEERING]
+    best = read_archive(trained / "best.safetensors", KINDS).arrays[STEERING]
     np.testing.assert_array_equal(load_weights(trained / WEIGHTS), best)
     Index(IndexOptions(weights=trained / WEIGHTS))
     learnt = replace(make_setup(), start=best)
@@ -199,7 +200,7 @@ def test_weights_that_look_at_accuracy_are_learnt_where_the_reward_counts_its_sh
     for shortfall in (0.0, 8.0):
         setup = replace(make_setup(), reward=RewardWeights(shortfall=shortfall))
         train_small(tmp_path / str(shortfall), setup, chosen={"network": 0.0})
-        learnt = read_archive(tmp_path / str(shortfall) / "last.zip", KINDS).arrays[STEERING]
+        learnt = read_archive(tmp_path / str(shortfall) / "last.safetensors", KINDS).arrays[STEERING]
         assert (learnt[at] != 0.0) == (shortfall > 0.0)
 
 
@@ -224,16 +225,16 @@ def test_a_network_that_is_none_is_refused(trained: Path, tmp_path: Path, conten
 def test_a_file_of_another_version_or_training_is_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="other settings"):
         train_small(trained, chosen={"learning_rate": 0.5}, identity=Identity("other", 5, {}), resume=True)
-    archive = read_archive(trained / "last.zip", KINDS)
+    archive = read_archive(trained / "last.safetensors", KINDS)
     meaning = {**archive.manifest["meaning"], "steering_features": ["colour"]}
-    write_archive(tmp_path / "old.zip", {**archive.manifest, "meaning": meaning}, archive.arrays, "a test")
-    with pytest.raises(CheckpointError, match=r"old.zip: made by RLPTO .*unknown here: its steering_features"):
-        Agent(AgentOptions(file=tmp_path / "old.zip"))
+    write_archive(tmp_path / "old.safetensors", {**archive.manifest, "meaning": meaning}, archive.arrays, "a test")
+    with pytest.raises(CheckpointError, match=r"old.safetensors: made by RLPTO .*unknown here: its steering_features"):
+        Agent(AgentOptions(file=tmp_path / "old.safetensors"))
 
 
 def test_it_does_not_go_on_learning_on_real_jobs(trained: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"best.zip: learnt from whole windows; expected .* decisions"):
-        StartingAgent(trained / "best.zip")
+    with pytest.raises(CheckpointError, match=r"best.safetensors: learnt from whole windows; expected .* decisions"):
+        StartingAgent(trained / "best.safetensors")
 
 
 def read_events(folder: Path) -> EventAccumulator:

@@ -140,12 +140,12 @@ class TestModel:
         assert all(look is not None and np.isfinite(look.mean).all() for look in seen[2:])
 
     def test_a_file_of_no_use_is_refused(self, tmp_path: Path) -> None:
-        path = tmp_path / "hourly.pt"
+        path = tmp_path / "hourly.safetensors"
         make_forecaster("naive").fit(TimeSeries(daily(2), 3600.0)).save(path)
         settings = ForecastSettings(model=path, every="1h")
         assert isinstance(load_model(settings), Naive)
         path.write_bytes(b"something else")
-        with pytest.raises(ConfigError, match=r"forecast.model: .*hourly.pt: truncated, damaged or foreign"):
+        with pytest.raises(ConfigError, match=r"forecast.model: .*hourly.safetensors: truncated, damaged or foreign"):
             load_model(settings)
 
 

@@ -104,8 +104,8 @@ class TestSettings:
         [
             ((), "off"),
             (("forecast.mode=on",), "on"),
-            (("forecast.model=some.pt",), "on"),
-            (("forecast.model=some.pt", "forecast.mode=off"), "off"),
+            (("forecast.model=some.safetensors",), "on"),
+            (("forecast.model=some.safetensors", "forecast.mode=off"), "off"),
         ],
     )
     def test_yaml_words_are_modes_and_a_model_means_on_unless_said_otherwise(
@@ -118,7 +118,7 @@ class TestSettings:
         assert config.forecast.mode == load_config(tmp_path / "again.yaml").forecast.mode == mode
 
     def test_a_model_decides_how_a_cell_comes_out_and_is_checked_first(self, tmp_path: Path) -> None:
-        path = tmp_path / "model.pt"
+        path = tmp_path / "model.safetensors"
         rng = np.random.default_rng(0)
         digests = []
         for seed in range(2):

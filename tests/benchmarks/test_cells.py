@@ -101,7 +101,7 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _s
         commands.append(command)
         run = plan.folder / "training" / "synthetic-main-1"
         run.mkdir(parents=True, exist_ok=True)
-        (run / "last.zip").write_text("a checkpoint")
+        (run / "last.safetensors").write_text("a checkpoint")
         return SimpleNamespace(returncode=1 if len(commands) == 1 else 0)
 
     monkeypatch.setattr(_studies.subprocess, "run", process)

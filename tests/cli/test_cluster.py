@@ -66,7 +66,7 @@ def agent(tmp_path: Path) -> Path:
     """A run with an agent that comes with RLPTO."""
     run = tmp_path / "agent"
     run.mkdir()
-    (run / "best.zip").write_bytes((CONFIGS / "pretrained" / "synthetic.zip").read_bytes())
+    (run / "best.safetensors").write_bytes((CONFIGS / "pretrained" / "synthetic.safetensors").read_bytes())
     return run
 
 
@@ -74,7 +74,7 @@ def test_an_agent_and_an_experiment_are_needed(rlpto, agent: Path, tmp_path: Pat
     on_ray = ("train", "-q", "--cluster", "ray")
     rlpto(*on_ray, SMOKE).assert_refused("expected --resume RUN with an agent")
     rlpto(*on_ray, "--resume", agent).assert_refused("expected an experiment file")
-    rlpto(*on_ray, SMOKE, "--resume", tmp_path).assert_refused("no best.zip or last.zip there")
+    rlpto(*on_ray, SMOKE, "--resume", tmp_path).assert_refused("no best.safetensors or last.safetensors there")
     rlpto("train", SMOKE, "--address", "auto").assert_refused("--address: expected --cluster ray")
     for seed in (0, 1):
         (agent / f"seed-{seed}").mkdir()

@@ -115,7 +115,7 @@ def test_a_folder_of_another_configuration_or_trace_is_refused_and_left_alone(rl
     rlpto("train", "exp.yaml", *clipped[:2]).assert_refused("runs/small: holds a run with workload.mapping.oversized")
     assert before == {path: path.read_bytes() for path in (project / "runs/small").rglob("*") if path.is_file()}
     assert rlpto("evaluate", "exp.yaml", *clipped, "--fresh").code == 0
-    Path("runs/small/last.zip").touch()  # a training, whose configuration must stay for it to be resumed
+    Path("runs/small/last.safetensors").touch()  # a training, whose configuration must stay for it to be resumed
     there = ("--fresh", "--run-dir", "runs/small")
     rlpto("evaluate", "exp.yaml", *there).assert_refused("oversized = clip, now it is error; use another --run-dir")
     answer = rlpto("evaluate", "exp.yaml", "--no-report")

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
-from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS, read_archive, write_archive
+from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS
 from rlpto.agents.card import card_of
 from rlpto.agents.policy import pretrained_file
 from rlpto.bench.results import Scores, read_rows, write_rows
 from rlpto.bench.suite import EXACT, REALISTIC
+from rlpto.io.archive import read_archive, write_archive
 
 SRTF = Path(__file__).parents[2] / "submissions" / "srtf"
 
@@ -33,35 +34,39 @@ def submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "scored"
     folder.mkdir()
-    shutil.copyfile(pretrained_file("philly"), folder / "mine.zip")
-    card = yaml.safe_load((SRTF / "card.yaml").read_text()) | {"policies": ["agent:file=mine.zip"]}
+    shutil.copyfile(pretrained_file("philly"), folder / "mine.safetensors")
+    card = yaml.safe_load((SRTF / "card.yaml").read_text()) | {"policies": ["agent:file=mine.safetensors"]}
     (folder / "card.yaml").write_text(yaml.safe_dump(card | {"training_cpu_s": 321.0}))
-    rows = [replace(row, policy="agent:file=mine.zip") for row in read_rows(SRTF / "results.csv")]
+    rows = [replace(row, policy="agent:file=mine.safetensors") for row in read_rows(SRTF / "results.csv")]
     write_rows(rows, folder / "results.csv")
     return folder
 
 
 def test_a_card_is_written_if_it_is_asked_for(rlpto, tmp_path: Path) -> None:
     for options, expected in (((), False), (("--card",), True)):
-        assert rlpto("export", pretrained_file("philly"), "-o", tmp_path / "a.zip", *options).code == 0
+        assert rlpto("export", pretrained_file("philly"), "-o", tmp_path / "a.safetensors", *options).code == 0
         assert (tmp_path / "a.md").is_file() == expected
-    assert (tmp_path / "a.md").read_text() == card_of(tmp_path / "a.zip")
-    rlpto("export", tmp_path / "a.zip", "-o", tmp_path / "b.md", "--card").assert_refused("b.md: the name of the card")
+    assert (tmp_path / "a.md").read_text() == card_of(tmp_path / "a.safetensors")
+    rlpto("export", tmp_path / "a.safetensors", "-o", tmp_path / "b.md", "--card").assert_refused(
+        "b.md: the name of the card"
+    )
     assert not (tmp_path / "b.md").exists()
     for name, write in (("notes", lambda path: path.write_text("mine")), ("folder", lambda path: path.mkdir())):
         write(tmp_path / f"{name}.md")
-        answer = rlpto("export", tmp_path / "a.zip", "-o", tmp_path / f"{name}.zip", "--card")
+        answer = rlpto("export", tmp_path / "a.safetensors", "-o", tmp_path / f"{name}.safetensors", "--card")
         answer.assert_refused(f"{name}.md: there, and no card of an agent")
-        assert not (tmp_path / f"{name}.zip").exists()
-    assert rlpto("export", tmp_path / "a.zip", "-o", tmp_path / "a.zip", "--card").code == 0, "a card is written again"
+        assert not (tmp_path / f"{name}.safetensors").exists()
+    assert rlpto("export", tmp_path / "a.safetensors", "-o", tmp_path / "a.safetensors", "--card").code == 0, (
+        "a card is written again"
+    )
 
 
 def test_a_card_has_the_scores_of_a_submission_of_the_agent(rlpto, submission: Path, tmp_path: Path) -> None:
-    answer = rlpto("export", pretrained_file("philly"), "-o", "a.zip", "--card", "--scores", submission)
+    answer = rlpto("export", pretrained_file("philly"), "-o", "a.safetensors", "--card", "--scores", submission)
     assert answer.code == 0, answer
     before, _, shown = (tmp_path / "a.md").read_text().partition("\n## Scores\n")
-    assert before == card_of(tmp_path / "a.zip")
-    assert "`rlpto bench run agent:file=mine.zip`" in shown
+    assert before == card_of(tmp_path / "a.safetensors")
+    assert "`rlpto bench run agent:file=mine.safetensors`" in shown
     assert "Training took 321 CPU-seconds." in shown
     rows = read_rows(submission / "results.csv")
     for division in (REALISTIC, EXACT):
@@ -76,11 +81,15 @@ def test_scores_of_others_and_broken_ones_are_refused_and_few_are_shown(
     rlpto, submission: Path, tmp_path: Path
 ) -> None:
     mine, other = pretrained_file("philly"), pretrained_file("pollux")
-    asked = ("-o", "a.zip", "--card", "--scores")
-    rlpto("export", other, *asked, submission).assert_refused("scored: a submission of agent:file=mine.zip", str(other))
-    rlpto("export", mine, *asked, SRTF).assert_refused("a submission of srtf", "philly.zip")
+    asked = ("-o", "a.safetensors", "--card", "--scores")
+    rlpto("export", other, *asked, submission).assert_refused(
+        "scored: a submission of agent:file=mine.safetensors", str(other)
+    )
+    rlpto("export", mine, *asked, SRTF).assert_refused("a submission of srtf", "philly.safetensors")
     rlpto("export", mine, *asked, tmp_path / "none").assert_refused("none/card.yaml")
-    rlpto("export", mine, "-o", "a.zip", "--scores", submission).assert_refused("--scores", "expected --card too")
+    rlpto("export", mine, "-o", "a.safetensors", "--scores", submission).assert_refused(
+        "--scores", "expected --card too"
+    )
     rows = read_rows(submission / "results.csv")
     for wrong, said in (([], "scored: no results"), (rows[1:], "is missing")):
         write_rows(wrong, submission / "results.csv")
@@ -231,32 +240,32 @@ def ask(rlpto: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Path:
-    return Path(shutil.copyfile(pretrained_file("philly"), tmp_path / "agent.zip"))
+    return Path(shutil.copyfile(pretrained_file("philly"), tmp_path / "agent.safetensors"))
 
 
 def test_an_agent_comes_back_as_it_was_pushed(hub: Hub, ask: Ask, agent: Path) -> None:
-    pushed = ask("push", "agent.zip", "me/philly", "--private")
+    pushed = ask("push", "agent.safetensors", "me/philly", "--private")
     assert (pushed.code, pushed.err) == (0, ""), pushed
     assert hub.private["me/philly"]
-    assert hub.files["me/philly"] == {"agent.zip": agent.read_bytes(), "README.md": card_of(agent).encode()}
+    assert hub.files["me/philly"] == {"agent.safetensors": agent.read_bytes(), "README.md": card_of(agent).encode()}
     (agent.parent / "folder").mkdir()
     for _ in range(2):  # the same content may be there
-        loaded = ask("load", "me/philly", "-o", "folder/mine.zip")
+        loaded = ask("load", "me/philly", "-o", "folder/mine.safetensors")
         assert (loaded.code, loaded.err, COMMIT in loaded.out) == (0, "", True), loaded
-    assert (agent.parent / "folder" / "mine.zip").read_bytes() == agent.read_bytes()
-    assert [path.name for path in (agent.parent / "folder").iterdir()] == ["mine.zip"]
+    assert (agent.parent / "folder" / "mine.safetensors").read_bytes() == agent.read_bytes()
+    assert [path.name for path in (agent.parent / "folder").iterdir()] == ["mine.safetensors"]
 
 
 def test_only_exported_agents_are_pushed_with_cards_of_their_own(hub: Hub, ask: Ask, agent: Path) -> None:
     edited = card_of(agent) + "\nMade by me.\n"
     agent.with_suffix(".md").write_text(edited)
-    assert ask("push", "agent.zip", "me/philly").code == 0
+    assert ask("push", "agent.safetensors", "me/philly").code == 0
     assert hub.files["me/philly"]["README.md"].decode() == edited
     shutil.copyfile(pretrained_file("pollux"), agent)
-    ask("push", "agent.zip", "me/other").assert_refused("agent.md", "the card of another file", "--card")
+    ask("push", "agent.safetensors", "me/other").assert_refused("agent.md", "the card of another file", "--card")
     archive = read_archive(agent, KINDS)
-    write_archive(agent.with_name("last.zip"), archive.manifest | {"format": CHECKPOINT}, archive.arrays, "one")
-    ask("push", "last.zip", "me/other").assert_refused("last.zip", f"expected {AGENT}")
+    write_archive(agent.with_name("last.safetensors"), archive.manifest | {"format": CHECKPOINT}, archive.arrays, "one")
+    ask("push", "last.safetensors", "me/other").assert_refused("last.safetensors", f"expected {AGENT}")
     assert list(hub.files) == ["me/philly"]
 
 
@@ -270,17 +279,17 @@ def test_who_may_not_is_refused(hub: Hub, ask: Ask, agent: Path) -> None:
     ask("push", agent.name, "me/mine", token="hf_wrong").assert_refused("me/mine: not authorised (401)", "HF_TOKEN")
     ask("push", agent.name, "other/mine").assert_refused("other/mine: not authorised (403)", "HF_TOKEN")
     assert hub.files == {}
-    hub.files["me/mine"], hub.private["me/mine"] = {"agent.zip": agent.read_bytes()}, True
-    refused = ask("load", "me/mine", "-o", "x.zip", token="hf_wrong")
+    hub.files["me/mine"], hub.private["me/mine"] = {"agent.safetensors": agent.read_bytes()}, True
+    refused = ask("load", "me/mine", "-o", "x.safetensors", token="hf_wrong")
     refused.assert_refused("no such repository, or a private one", "HF_TOKEN")
-    assert ask("load", "me/mine", "-o", "x.zip").code == 0
+    assert ask("load", "me/mine", "-o", "x.safetensors").code == 0
 
 
 def test_what_is_not_there_is_named(hub: Hub, ask: Ask) -> None:
     hub.files["me/empty"] = {}
-    ask("load", "me/none", "-o", "x.zip").assert_refused("me/none: no such repository")
-    ask("load", "me/empty", "-o", "x.zip").assert_refused("me/empty: no agent is there", "rlpto hub push")
-    ask("load", "me/a..b", "-o", "x.zip").assert_refused("me/a..b", "expected a repository as OWNER/NAME")
+    ask("load", "me/none", "-o", "x.safetensors").assert_refused("me/none: no such repository")
+    ask("load", "me/empty", "-o", "x.safetensors").assert_refused("me/empty: no agent is there", "rlpto hub push")
+    ask("load", "me/a..b", "-o", "x.safetensors").assert_refused("me/a..b", "expected a repository as OWNER/NAME")
 
 
 @pytest.mark.usefixtures("hub")
@@ -289,7 +298,7 @@ def test_no_network_is_said_at_once(ask: Ask, agent: Path, monkeypatch: pytest.M
 
     for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):  # a port that answers nothing
         monkeypatch.setattr(constants, name, re.sub(r":\d+", ":9", getattr(constants, name)))
-    ask("load", "me/philly", "-o", "x.zip").assert_refused("me/philly: the hub gave no answer")
+    ask("load", "me/philly", "-o", "x.safetensors").assert_refused("me/philly: the hub gave no answer")
     ask("push", agent.name, "me/philly").assert_refused("me/philly: the hub gave no answer")
 
 
@@ -298,30 +307,34 @@ def test_a_file_that_is_no_agent_of_this_version_is_not_put_in_place(
 ) -> None:
     archive = read_archive(agent, KINDS)
     foreign = archive.manifest | {"meaning": archive.manifest["meaning"] | {"steering_features": ["other"]}}
-    write_archive(tmp_path / "foreign.zip", foreign, archive.arrays, "one")
-    agents = {"cut": agent.read_bytes()[:-100], "foreign": (tmp_path / "foreign.zip").read_bytes()}
+    write_archive(tmp_path / "foreign.safetensors", foreign, archive.arrays, "one")
+    agents = {"cut": agent.read_bytes()[:-100], "foreign": (tmp_path / "foreign.safetensors").read_bytes()}
     for name, content in (agents | {"large": bytes(8_000_001)}).items():
-        hub.files[f"me/{name}"] = {"agent.zip": content}
+        hub.files[f"me/{name}"] = {"agent.safetensors": content}
     before = set(tmp_path.iterdir())
-    refused = ask("load", "me/cut", "-o", "x.zip")
-    refused.assert_refused("me/cut: agent.zip", "truncated, damaged or foreign", f"expected {AGENT}")
-    ask("load", "me/foreign", "-o", "x.zip").assert_refused("me/foreign: agent.zip", "steering_features")
-    ask("load", "me/large", "-o", "x.zip").assert_refused("agent.zip has 8000001 bytes, expected at most 8000000")
+    refused = ask("load", "me/cut", "-o", "x.safetensors")
+    refused.assert_refused("me/cut: agent.safetensors", "truncated, damaged or foreign", f"expected {AGENT}")
+    ask("load", "me/foreign", "-o", "x.safetensors").assert_refused(
+        "me/foreign: agent.safetensors", "steering_features"
+    )
+    ask("load", "me/large", "-o", "x.safetensors").assert_refused(
+        "agent.safetensors has 8000001 bytes, expected at most 8000000"
+    )
     assert set(tmp_path.iterdir()) == before
 
 
 def test_a_target_with_other_content_stays(hub: Hub, ask: Ask, agent: Path, tmp_path: Path) -> None:
-    hub.files["me/philly"] = {"agent.zip": agent.read_bytes()}
-    (tmp_path / "x.zip").write_bytes(b"mine")
-    (tmp_path / "folder.zip").mkdir()
-    for name in ("x.zip", "folder.zip"):
+    hub.files["me/philly"] = {"agent.safetensors": agent.read_bytes()}
+    (tmp_path / "x.safetensors").write_bytes(b"mine")
+    (tmp_path / "folder.safetensors").mkdir()
+    for name in ("x.safetensors", "folder.safetensors"):
         ask("load", "me/philly", "-o", name).assert_refused(f"{name}: there with other content")
-    assert (tmp_path / "x.zip").read_bytes() == b"mine"
+    assert (tmp_path / "x.safetensors").read_bytes() == b"mine"
 
 
 def test_without_the_library_the_extra_is_named(rlpto, agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it were not installed
-    for arguments in (("push", agent, "me/philly"), ("load", "me/philly", "-o", agent.with_name("x.zip"))):
+    for arguments in (("push", agent, "me/philly"), ("load", "me/philly", "-o", agent.with_name("x.safetensors"))):
         rlpto("hub", *arguments).assert_refused(
             "huggingface_hub is not installed; expected the extra hub: pip install 'rlpto[hub]'"
         )

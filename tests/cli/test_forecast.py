@@ -41,12 +41,14 @@ def test_backtest_prints_a_table_and_writes_results(rlpto, folder: Path) -> None
 
 
 def test_fit_writes_a_forecaster_that_goes_on_where_the_trace_ends(rlpto, folder: Path) -> None:
-    answer = rlpto("forecast", "fit", "jobs.parquet", "--every", "1h", "--method", "arima_log", "-o", "f/log.pt")
-    assert "f/log.pt: arima_log fitted to 240 intervals of 1h" in answer.out
+    answer = rlpto(
+        "forecast", "fit", "jobs.parquet", "--every", "1h", "--method", "arima_log", "-o", "f/log.safetensors"
+    )
+    assert "f/log.safetensors: arima_log fitted to 240 intervals of 1h" in answer.out
     (folder / "file").write_text("")
     fit = ("forecast", "fit", "jobs.parquet", "--method", "naive")
     rlpto(*fit, "-o", "file/f").assert_refused("file/f: cannot write the forecaster there")
-    forecaster = load(folder / "f/log.pt")
+    forecaster = load(folder / "f/log.safetensors")
     found = forecaster.predict(2, [0.1, 0.9])
     assert found.start == pd.Timestamp("2020-04-11 00:00").timestamp()
     assert forecaster.update(5).predict(1).point[0] > 0
@@ -125,10 +127,12 @@ def test_demand_by_minute_is_scored_and_fitted(rlpto, folder: Path, monkeypatch:
     assert set(scores.of) == {"jobs", "GPUs"}
     own = scores[(scores.method == "demand") & (scores.of == "jobs") & (scores.minutes == 5)]
     assert f"{own.explained.item():.3f}" in answer.out
-    answer = rlpto("forecast", "fit", "jobs.parquet", "--demand", "--end", "train", "-o", "f/demand.pt")
-    assert "f/demand.pt: demand fitted to 10,0" in answer.out
+    answer = rlpto("forecast", "fit", "jobs.parquet", "--demand", "--end", "train", "-o", "f/demand.safetensors")
+    assert "f/demand.safetensors: demand fitted to 10,0" in answer.out
     history = np.array([[1.0, 2.0]] * 30)
-    found = load_demand(folder / "f/demand.pt").begin(history, pd.Timestamp("2020-04-08").timestamp()).predict()
+    found = (
+        load_demand(folder / "f/demand.safetensors").begin(history, pd.Timestamp("2020-04-08").timestamp()).predict()
+    )
     assert found.mean.shape == (3, 2)
     assert (found.mean > 0).all()
 

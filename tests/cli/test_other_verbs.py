@@ -56,7 +56,7 @@ LONG = "a" * 5000
         (("trace", "import", "philly_csv", "x.csv", "-o", ""), "expected the name of a file"),
         (("trace", "generate", "--like", LONG, "-o", "x.parquet"), "unknown calibration"),
         (("configs", "show", LONG), "no such file"),
-        (("export", LONG, "-o", "agent.zip"), "expected a folder"),
+        (("export", LONG, "-o", "agent.safetensors"), "expected a folder"),
         (("evaluate", "exp.yaml", "--profiles", LONG), "no such folder"),
         (("evaluate", "exp.yaml", "--run-dir", LONG), "file name too long"),
         (("profiles", "fit", LONG, "-o", "out"), "no sub-folder holds"),

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.agents.archive import CHECKPOINT, NOT_TRAINED, read_archive
+from rlpto.agents.archive import CHECKPOINT, NOT_TRAINED
 from rlpto.experiments.parallel import read_space
+from rlpto.io.archive import read_archive
 from rlpto.io.errors import ConfigError
 from rlpto.workloads.trace import make_trace, write_trace
 
@@ -41,7 +42,7 @@ def small_agent(project: Path) -> None:
 
 def steps(folder: Path) -> int:
     """Steps that the last checkpoint of a run holds."""
-    return int(read_archive(folder / "last.zip", (CHECKPOINT,)).manifest["steps"])
+    return int(read_archive(folder / "last.safetensors", (CHECKPOINT,)).manifest["steps"])
 
 
 def read_cells(path: Path) -> pd.DataFrame:
@@ -56,14 +57,14 @@ def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Pa
     assert "192 steps, best validation reward per job" in answer.out
     run = project / "runs/small"
     names = {path.name for path in run.iterdir()}
-    assert {"best.zip", "last.zip", "baselines", "validation.csv", "config.resolved.yaml"} <= names
+    assert {"best.safetensors", "last.safetensors", "baselines", "validation.csv", "config.resolved.yaml"} <= names
     history = pd.read_csv(run / "validation.csv")
     assert history["steps"].tolist() == [0, 128, 192]
     assert {"reward_per_job", "jct_p99"} <= set(history.columns)
 
-    answer = rlpto("export", "runs/small", "-o", "small.zip")
+    answer = rlpto("export", "runs/small", "-o", "small.safetensors")
     assert answer.code == 0, answer.err
-    assert (project / "small.zip").stat().st_size < 2_000_000
+    assert (project / "small.safetensors").stat().st_size < 2_000_000
 
     answer = rlpto("evaluate", "--run", "runs/small", "--policies", "all", "--no-report")
     assert answer.code == 0, answer.err
@@ -71,10 +72,12 @@ def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Pa
     assert set(table["policy"]) == {"agent", "fifo", "las", "lower bound"}
     agent = table[table["policy"] == "agent"].set_index("window")["reward"]
 
-    answer = rlpto("evaluate", "exp.yaml", "--policies", "agent:file=small.zip,fifo", "--no-report", "--run-dir", "e")
+    answer = rlpto(
+        "evaluate", "exp.yaml", "--policies", "agent:file=small.safetensors,fifo", "--no-report", "--run-dir", "e"
+    )
     assert answer.code == 0, answer.err
     again = read_cells(project / "e/cells.csv")
-    exported = again[again["policy"] == "agent:file=small.zip"].set_index("window")["reward"]
+    exported = again[again["policy"] == "agent:file=small.safetensors"].set_index("window")["reward"]
     assert exported.to_dict() == agent.to_dict()
 
 
@@ -117,8 +120,8 @@ def test_seeds_are_trained_side_by_side_as_each_alone_and_evaluated_together(rlp
     for options in (("--seeds", 2, "--jobs", 2), ("--seed", 1, "--run-dir", "alone")):
         answer = rlpto("train", "exp.yaml", *options, *FAST)
         assert answer.code == 0, answer.err
-    first, second = (read_archive(project / f"runs/small/seed-{k}/last.zip", (CHECKPOINT,)) for k in (0, 1))
-    alone = read_archive(project / "alone/last.zip", (CHECKPOINT,)).group("policy")
+    first, second = (read_archive(project / f"runs/small/seed-{k}/last.safetensors", (CHECKPOINT,)) for k in (0, 1))
+    alone = read_archive(project / "alone/last.safetensors", (CHECKPOINT,)).group("policy")
     for name, array in second.group("policy").items():
         np.testing.assert_array_equal(array, alone[name])
     assert [first.manifest["seed"], second.manifest["seed"]] == [0, 1]
@@ -154,7 +157,7 @@ def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, projec
 def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project: Path) -> None:
     rlpto("train").assert_refused("expected an experiment file", "--resume RUN")
     rlpto("train", "--resume", "runs/none").assert_refused("runs/none", "config.resolved.yaml")
-    rlpto("export", "runs/none", "-o", "x.zip").assert_refused("runs/none", "rlpto train")
+    rlpto("export", "runs/none", "-o", "x.safetensors").assert_refused("runs/none", "rlpto train")
     rlpto("evaluate", "--run", "runs/none").assert_refused("runs/none")
     assert not (project / "runs").exists()
     rlpto("train", "exp.yaml", "-q", *FAST)
@@ -163,9 +166,9 @@ def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project
         "agent.ppo.clip = 0.2", "0.3", "--run-dir"
     )
     rlpto("train", "exp.yaml", "--resume", "runs/small").assert_refused("agent.steps = 64", "now it is 192")
-    best = project / "runs/small/best.zip"
+    best = project / "runs/small/best.safetensors"
     best.write_bytes(best.read_bytes()[:2000])
-    rlpto("evaluate", "--run", "runs/small").assert_refused("best.zip", "truncated")
+    rlpto("evaluate", "--run", "runs/small").assert_refused("best.safetensors", "truncated")
 
 
 @pytest.mark.slow
@@ -174,7 +177,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(project: Path) -> None:
     long = (*FAST, "--set", "agent.steps=100000", "--set", "workload.windows.validation=0")
     command = [sys.executable, "-m", "rlpto.cli.main", "train", "exp.yaml", *long]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and not ((run / "last.zip").exists() and steps(run) > 0):
+        while process.poll() is None and not ((run / "last.safetensors").exists() and steps(run) > 0):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()

@@ -18,7 +18,7 @@ from .helpers import tiny_record
 def cell(folder: Path, policy: str, seed: int, *finish: float) -> FinishedCell:
     """A finished cell whose three jobs, submitted at 0, 0 and 50 s, finish then."""
     record = tiny_record(finish, policy=policy, seed=seed)
-    path = folder / f"{policy}-{seed}.npz"
+    path = folder / f"{policy}-{seed}.safetensors"
     save_record(record, path)
     return FinishedCell(Cell(policy, "w0", seed), measure(record), {}, path)
 

@@ -15,6 +15,7 @@ from rlpto.core.records import PolicySwitches, RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import (
+    RECORD,
     Cell,
     FinishedCell,
     cells_of_earlier_runs,
@@ -23,6 +24,7 @@ from rlpto.evaluation.runner import (
     load_record,
     save_record,
 )
+from rlpto.io.archive import read_archive, write_archive
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.interrupts import Interrupted
 
@@ -93,7 +95,7 @@ def test_a_damaged_or_foreign_cell_names_its_file(
     path.write_text("" if changes is None else json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(CheckpointError, match=rf"{path.name}: .*{reason}"):
         run(tmp_path, NotedRuns())
-    lost = tmp_path / "cells" / f"{CELLS[0].key}.npz"
+    lost = tmp_path / "cells" / f"{CELLS[0].key}.safetensors"
     lost.unlink()
     with pytest.raises(CheckpointError, match=f"{lost.name}: missing, expected a run record"):
         run(tmp_path, NotedRuns())
@@ -155,9 +157,8 @@ def same(a: RunRecord, b: RunRecord) -> bool:
 @settings(max_examples=10)
 @given(seed=st.integers(0, 99), jobs=st.integers(1, 10), policy=st.text(st.characters(codec="utf-8"), max_size=9))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, seed: int, jobs: int, policy: str) -> None:
-    # NumPy strings cannot end in NUL, which no name of a policy does.
-    record = toy_record(Cell(policy.rstrip("\0"), "w", seed), jobs=jobs)
-    path = tmp_path_factory.mktemp("records") / "run.npz"
+    record = toy_record(Cell(policy, "w", seed), jobs=jobs)
+    path = tmp_path_factory.mktemp("records") / "run.safetensors"
     save_record(record, path)
     assert same(load_record(path), record)
 
@@ -165,21 +166,24 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, seed: int, jobs: i
 def test_round_trip_of_missing_times_of_no_jobs_and_of_switches(tmp_path: Path) -> None:
     switched = replace(tiny_record(), switches=PolicySwitches(np.array([0.0, 60.0]), ("fifo", "las")))
     for record in (tiny_record(finish=(1.0, np.nan, np.nan)), empty_record(), switched):
-        save_record(record, tmp_path / "run.npz")
-        assert same(load_record(tmp_path / "run.npz"), record)
+        save_record(record, tmp_path / "run.safetensors")
+        assert same(load_record(tmp_path / "run.safetensors"), record)
 
 
-def test_a_foreign_cut_pickled_or_inconsistent_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    save_record(tiny_record(), tmp_path / "whole.npz")
-    with np.load(tmp_path / "whole.npz") as archive:
-        arrays = dict(archive)
-    np.savez(tmp_path / "pickled.npz", **arrays | {"jobs.names": np.array([{"a": 1}, None, "c"], dtype=object)})
-    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:900])
-    np.savez(tmp_path / "foreign.npz", a=np.zeros(3))
-    for name in ("cut.npz", "foreign.npz", "absent.npz", "pickled.npz"):
-        with pytest.raises(CheckpointError, match=f"{name}: .*expected a run record"):
-            load_record(tmp_path / name)
+def test_a_foreign_cut_or_inconsistent_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    save_record(tiny_record(), tmp_path / "whole.safetensors")
+    archive = read_archive(tmp_path / "whole.safetensors", (RECORD,))
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "whole.safetensors").read_bytes()[:900])
+    write_archive(tmp_path / "foreign.safetensors", {"format": RECORD}, {"a": np.zeros(3)}, "a test")
+    for name in ("cut", "foreign", "absent"):
+        with pytest.raises(CheckpointError, match=f"{name}.safetensors: .*expected rlpto record 1"):
+            load_record(tmp_path / f"{name}.safetensors")
     for name, wrong in {"jobs.epochs": np.ones(2), "changes.job": np.full(6, 99), "jobs.priority": np.ones(3)}.items():
-        np.savez(tmp_path / "wrong.npz", **arrays | {name: wrong})
-        with pytest.raises(CheckpointError, match=rf"wrong\.npz: .*{name}"):
-            load_record(tmp_path / "wrong.npz")
+        write_archive(tmp_path / "wrong", archive.manifest, archive.arrays | {name: wrong}, "a test")
+        with pytest.raises(CheckpointError, match=rf"wrong: .*{name}"):
+            load_record(tmp_path / "wrong")
+    for name in ("jobs.names", "jobs.models"):
+        for texts in ([{"a": 1}, None, "c"], "abc"):
+            write_archive(tmp_path / "wrong", archive.manifest | {name: texts}, archive.arrays, "a test")
+            with pytest.raises(CheckpointError, match=rf"wrong: .*{name}"):
+                load_record(tmp_path / "wrong")

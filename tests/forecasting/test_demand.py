@@ -145,8 +145,8 @@ def test_what_is_asked_too_early_or_out_of_range_is_refused(counts: FloatArray, 
 
 
 def test_a_saved_forecaster_forecasts_the_same(counts: FloatArray, fitted: DemandForecaster, tmp_path: Path) -> None:
-    fitted.save(tmp_path / "demand.pt")
-    read = load_demand(tmp_path / "demand.pt")
+    fitted.save(tmp_path / "demand.safetensors")
+    read = load_demand(tmp_path / "demand.safetensors")
     one, two = fitted.batch(counts[:300], MONDAY), read.batch(counts[:300], MONDAY)
     np.testing.assert_allclose(one.mean, two.mean, rtol=1e-9)
     np.testing.assert_array_equal(one.quantiles, two.quantiles)
@@ -179,8 +179,8 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
 def test_forged_values_are_refused_by_name(
     fitted: DemandForecaster, tmp_path: Path, name: str, change: object, said: str
 ) -> None:
-    fitted.save(tmp_path / "demand.pt")
-    kind, state = read_state(tmp_path / "demand.pt")
+    fitted.save(tmp_path / "demand.safetensors")
+    kind, state = read_state(tmp_path / "demand.safetensors")
     if callable(change):
         state.arrays[name] = change(state.arrays[name])
     else:
@@ -202,6 +202,6 @@ def test_files_of_other_forecasters_are_refused_and_the_other_way_round(
     with pytest.raises(ForecastError, match="minutes: forecaster 'DemandForecaster': expected one of Naive"):
         load(tmp_path / "minutes")
     (tmp_path / "text").write_text("time,jobs\n")
-    with pytest.raises(ForecastError, match=r"text: .*expected a saved forecaster"):
+    with pytest.raises(ForecastError, match=r"text: .*expected rlpto forecaster 1"):
         load_demand(tmp_path / "text")
     assert COLUMNS == ("jobs", "GPUs")

@@ -50,8 +50,8 @@ def test_no_forecast_sees_the_future_and_the_past_matters(
 def test_a_saved_forecaster_goes_on_online_with_the_numbers_of_the_batch(
     name: str, fitted: dict[str, Forecaster], whole: TimeSeries, tmp_path: Path
 ) -> None:
-    fitted[name].save(tmp_path / "folder" / "f.pt")
-    online = load(tmp_path / "folder" / "f.pt")
+    fitted[name].save(tmp_path / "folder" / "f.safetensors")
+    online = load(tmp_path / "folder" / "f.safetensors")
     assert online.settings() == fitted[name].settings()
     np.testing.assert_array_equal(online.predict(6).point, fitted[name].predict(6).point)
     levels, known = np.array([0.1, 0.5, 0.9]), FITTED

@@ -12,8 +12,9 @@ from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.registry import METHODS, load, make_forecaster
 from rlpto.forecasting.series import ForecastError
-from rlpto.forecasting.storage import State, write_state
+from rlpto.forecasting.storage import FORMAT, State, write_state
 from rlpto.forecasting.trees import TreesForecaster
+from rlpto.io.archive import write_archive
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import RlptoError
 
@@ -93,17 +94,17 @@ def test_forged_values_are_refused_by_name(
     assert isinstance(caught.value, RlptoError)
 
 
-def test_a_header_that_is_none_and_kinds_there_are_not_are_refused(states: dict[str, State], tmp_path: Path) -> None:
-    for header in (np.array("[" * 100_000), np.array("[1]"), np.array("{}"), np.zeros(3), np.array("NaN")):
-        np.savez(tmp_path / "f.npz", header=header)
-        with pytest.raises(ForecastError, match="expected a saved forecaster"):
-            load(tmp_path / "f.npz")
+def test_foreign_manifests_and_classes_there_are_not_are_refused(states: dict[str, State], tmp_path: Path) -> None:
+    for manifest, said in (
+        ({"format": "rlpto forecaster 0"}, "its format is 'rlpto forecaster 0', expected rlpto forecaster 1"),
+        ({"format": FORMAT, "values": []}, "its manifest lacks values, expected rlpto forecaster 1"),
+    ):
+        write_archive(tmp_path / "f", manifest, {}, "a test")
+        with pytest.raises(ForecastError, match=said):
+            load(tmp_path / "f")
     write_state(tmp_path / "old", "sarima", states["naive"])
     with pytest.raises(ForecastError, match="old: forecaster 'sarima': expected one of Naive"):
         load(tmp_path / "old")
-    np.savez(tmp_path / "new.npz", header=np.array('{"format": "forecasting", "version": 99, "values": {}}'))
-    with pytest.raises(ForecastError, match="written in version 99, expected version 8"):
-        load(tmp_path / "new.npz")
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

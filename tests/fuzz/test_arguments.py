@@ -182,7 +182,7 @@ agent: {learns: decisions, steps: 256, envs: 4, ppo: {rollout: 16}}
 
 def _lines(folder: Path) -> list[list[object]]:
     """Lines of the command, and the files they need."""
-    out, model, into = folder / "out.parquet", folder / "model.npz", f"--no-report --run-dir {folder / 'run'}"
+    out, model, into = folder / "out.parquet", folder / "model.safetensors", f"--no-report --run-dir {folder / 'run'}"
     log = put_file(folder, "log.csv", SAMPLES["philly_csv"].encode())
     counts = put_file(folder, "counts.csv", COUNTS.encode())
     experiment = put_file(folder, "exp.yaml", SMALL_EXPERIMENT)
@@ -196,7 +196,7 @@ profiles show --folder {folder}
 profiles fit {folder} -o {folder / "fitted"}
 configs show quickstart --set seed=1
 configs list {folder}
-export {folder} -o {folder / "agent.zip"}
+export {folder} -o {folder / "agent.safetensors"}
 compare {folder} {folder}
 forecast fit {counts} --every 1h --value count --method smoothing -o {model}
 evaluate {experiment} --windows train --limit 1 {into}

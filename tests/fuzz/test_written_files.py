@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.agents.archive import AGENT, read_archive, write_archive
+from rlpto.agents.archive import AGENT
 from rlpto.agents.ppo import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.trained import action_space, agent_manifest, agent_of, observation_space, weight_arrays
@@ -25,6 +25,7 @@ from rlpto.experiments.environments import cluster_env
 from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_foreign
 from rlpto.forecasting.registry import load as load_forecaster
 from rlpto.forecasting.registry import make_forecaster
+from rlpto.io.archive import read_archive, write_archive
 from rlpto.ray_cluster.messages import Command, JobSpec, Plan
 from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
@@ -55,7 +56,7 @@ def _agent() -> bytes:
 
 @fuzzed()
 def test_agent(draw: Draw, folder: Path) -> None:
-    path = put_file(folder, "agent.zip", draw(broken_archive(_agent(), "manifest.json")))
+    path = put_file(folder, "agent.safetensors", draw(broken_archive(_agent())))
     agent_of(read_archive(path, (AGENT,)), path)
 
 
@@ -68,7 +69,7 @@ def _forecaster(method: str) -> bytes:
 @fuzzed()
 def test_forecaster(draw: Draw, folder: Path) -> None:
     method = draw(st.sampled_from(["smoothing", "season_24h", "arima_log"]))
-    forecaster = load_forecaster(put_file(folder, "model.npz", draw(broken_archive(_forecaster(method)))))
+    forecaster = load_forecaster(put_file(folder, "model.safetensors", draw(broken_archive(_forecaster(method)))))
     forecast = forecaster.update([3.0, 4.0]).predict(6, (0.1, 0.9))
     assert np.isfinite(forecast.point).all(), "a forecast that is not finite"
 
@@ -76,7 +77,7 @@ def test_forecaster(draw: Draw, folder: Path) -> None:
 @fuzzed()
 def test_record(draw: Draw, folder: Path) -> None:
     content = _written(lambda path: save_record(tiny_record(), path))
-    measure(load_record(put_file(folder, "record.npz", draw(broken_archive(content)))))
+    measure(load_record(put_file(folder, "record.safetensors", draw(broken_archive(content)))))
 
 
 @fuzzed()

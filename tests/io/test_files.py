@@ -113,9 +113,11 @@ def test_a_file_comes_before_the_example_of_its_name(tmp_path: Path) -> None:
 
 
 def test_weights_of_an_example_are_found_from_any_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("policies: ['index:weights=tuned/philly.yaml', 'agent:file=mine.zip']\n")
+    (tmp_path / "mine.yaml").write_text(
+        "policies: ['index:weights=tuned/philly.yaml', 'agent:file=mine.safetensors']\n"
+    )
     paths = [path for spec in load_config("mine.yaml").policies for path in parse_spec(spec).paths]
-    assert paths == [EXAMPLES / "tuned" / "philly.yaml", Path("mine.zip")]
+    assert paths == [EXAMPLES / "tuned" / "philly.yaml", Path("mine.safetensors")]
 
 
 def test_a_trace_goes_by_its_name_in_any_config_unless_a_file_is_there(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_forecast_gives_its_mean_or_a_quantile():
         ("average:half_life=7", "half_life"),
         ("average:factor=nan", "factor"),
         ("forecast:level=0.42", "expected mean, 0.5, 0.8, 0.9 or 0.95"),
-        ("agent:file=missing.zip", "missing.zip"),
+        ("agent:file=missing.safetensors", "missing.safetensors"),
     ],
 )
 def test_bad_specs_are_refused_in_a_line(spec, said):

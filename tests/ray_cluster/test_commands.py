@@ -19,9 +19,10 @@ import ray
 import yaml
 from ray.util import list_named_actors
 
-from rlpto.agents.archive import CHECKPOINT, read_archive
+from rlpto.agents.archive import CHECKPOINT
 from rlpto.agents.settings import LAST
 from rlpto.envs.settings import EnvSettings
+from rlpto.io.archive import read_archive
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import alive_nodes, all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
