@@ -196,8 +196,11 @@ def env_setup(
     overrides: Overrides = (),
     **settings: Any,
 ) -> SetupKind:
-    """Return what `make` builds of an experiment, a split and seeds, as `training_setup` does: the same object as long
-    as neither configuration nor files change. The other parameters have the same meaning in `cluster_env`."""
+    """Return the setup of an experiment: the same object as long as neither configuration nor files change.
+
+    make: builds the setup from an experiment, a split and seeds, such as `training_setup`. The other parameters have
+    the same meaning in `cluster_env`.
+    """
     config = changed_config(config, overrides, settings)
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split: expected train, validation or test, got {split!r}")

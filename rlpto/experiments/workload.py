@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 HOUR, DAY = 3600.0, 86_400.0
 Choice = Literal["batch_sizes", "servers"]
 CHOICES: tuple[Choice, ...] = ("batch_sizes", "servers")
-"""What some policies choose apart from GPUs: batch sizes, and numbers of parameter servers."""
+"""Choices of some policies in addition to numbers of GPUs: batch sizes, and numbers of parameter servers."""
 REPEATED = 1.5
 """Mean repetition of recorded jobs in a workload from which on there is a warning."""
 
@@ -212,8 +212,8 @@ class WindowedWorkload:
         return chosen_batch_sizes(self._profiles, JobType(model)) or [self._profiles.facts(model).batch.base]
 
     def tables(self, choices: Collection[Choice] = ()) -> SpeedTables:
-        """Return the speeds of every job type, for as many GPUs as a job may hold. choices: include what a policy may
-        choose."""
+        """Return the speeds of every job type, for as many GPUs as a job may hold. choices: choices of a policy whose
+        speeds are included."""
         chosen, shape = frozenset(choices), self._shape
         if chosen not in self._tables:
             self._tables[chosen] = compile_tables(
