@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlpto.agents.archive import AGENT, NOT_TRAINED, STEERING, state_of
+from rlpto.agents.archive import AGENT, INDEX_WEIGHTS, NOT_TRAINED, index_weights_of, state_of
 from rlpto.io.archive import Archive, read_archive
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, is_there
 from rlpto.io.markdown import markdown_table
-from rlpto.policies.index_weights import VECTOR_SIZES
+from rlpto.policies.index_weights import WEIGHT_NAMES
 
 _START = "---\nlibrary_name: rlpto\n"
 """Beginning of every card."""
@@ -42,12 +42,12 @@ rlpto evaluate quickstart --policies agent:file=agent.safetensors,fifo
 def card_of(file: Path, scores: Sequence[str] = ()) -> str:
     """The card of an exported agent; entries missing from its manifest are omitted. scores: lines on its scores.
 
-    Raises CheckpointError if the file is no exported agent.
+    Raises CheckpointError if the file is no exported agent, or its index weights cannot be used.
     """
     agent = read_archive(file, (AGENT,))
-    unit, origin = "windows" if STEERING in agent.arrays else "steps", _origin(agent) | {"SHA-256": digest(file)}
+    unit, origin = "windows" if INDEX_WEIGHTS in agent.manifest else "steps", _origin(agent) | {"SHA-256": digest(file)}
     known = [{"what": what, "value": value} for what, value in origin.items() if value is not None]
-    text = _START + _TEXT.format(name=file.stem, kind=_kind(agent), origin="\n".join(markdown_table(known)))
+    text = _START + _TEXT.format(name=file.stem, kind=_kind(agent, file), origin="\n".join(markdown_table(known)))
     history = agent.manifest.get("history")
     rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
     if shown := [name for name in CURVE if any(name in row for row in rows)]:
@@ -68,25 +68,25 @@ def check_target(path: Path) -> None:
         raise ConfigError(f"{path}: there, and no card of an agent; expected another name for the agent")
 
 
-def _kind(agent: Archive) -> str:
+def _kind(agent: Archive, file: Path) -> str:
     """A description of an agent, which says so if it is not trained."""
     kind = "It is a network that sets the weights of a greedy index for every state."
-    if STEERING in agent.arrays:
-        size = len(agent.arrays[STEERING])
-        network = " and a network that gives every job bonuses" if size == VECTOR_SIZES[1] else ""
+    if INDEX_WEIGHTS in agent.manifest:
+        size = len(index_weights_of(agent, file))
+        network = " and a network that gives every job bonuses" if size > len(WEIGHT_NAMES) else ""
         kind = f"It is {size} numbers: weights of a greedy index{network}."
-    state = state_of(agent.arrays)
+    state = state_of(agent.manifest, agent.arrays)
     return f"{kind} **{state}**: it decides as its start does." if state == NOT_TRAINED else kind
 
 
 def _origin(agent: Archive) -> dict[str, object]:
     """Facts about the training by name; None for missing ones."""
-    said, best, windows = agent.manifest, agent.manifest.get("best"), STEERING in agent.arrays
+    said, best, windows = agent.manifest, agent.manifest.get("best"), INDEX_WEIGHTS in agent.manifest
     config = ("provenance", "config")
     if isinstance(best, float):
         best = f"{best:+.2%} over the start" if windows else f"reward per job {best:+.4f}"
     return {
-        "state": state_of(agent.arrays),
+        "state": state_of(agent.manifest, agent.arrays),
         "experiment": _at(said, *config, "name"),
         "about": _at(said, *config, "description"),
         "trained further from": _at(said, "provenance", "fine_tuned_from", "config", "name"),

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from rlpto import __version__
-from rlpto.agents.archive import AGENT, CHECKPOINT, STEERING, check_meaning, state_of, steering_of
+from rlpto.agents.archive import AGENT, CHECKPOINT, INDEX_WEIGHTS, index_weights_of, state_of
 from rlpto.agents.nodes_agent import NODES, nodes_agent_of
 from rlpto.agents.ppo import TimedPPO
-from rlpto.agents.trained import agent_of, load_weights, meaning, weight_arrays
+from rlpto.agents.trained import agent_of, load_weights, weight_arrays
 from rlpto.io.archive import Archive, read_archive, write_archive
 from rlpto.io.errors import CheckpointError
 
@@ -51,7 +51,7 @@ def save_checkpoint(
     numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
     manifest = {
         **agent,
-        "state": state_of(weights),
+        "state": state_of(agent, weights),
         **notes,
         "learner": {**model.progress(), "optimizer": optimizer["param_groups"]},
         "random": {"numpy": [numpy_name, *numpy_rest], "environments": env_state.pop("rngs")},
@@ -71,8 +71,8 @@ def save_checkpoint(
     write_archive(path, manifest, arrays, "a checkpoint")
 
 
-def read_checkpoint(path: Path, identity: Identity, here: Mapping[str, Any] | None = None) -> Archive:
-    """Read a checkpoint of the training `identity`. here: meaning of its numbers. Default: `trained.meaning`.
+def read_checkpoint(path: Path, identity: Identity) -> Archive:
+    """Read a checkpoint of the training `identity`.
 
     Raises CheckpointError, with the reason, if it is damaged, of another version, or of another training.
     """
@@ -83,7 +83,6 @@ def read_checkpoint(path: Path, identity: Identity, here: Mapping[str, Any] | No
             f"{path}: made by RLPTO {manifest.get('rlpto')}, training cannot be resumed exactly by {__version__}; "
             "expected the same version"
         )
-    check_meaning(path, manifest, meaning() if here is None else here)
     if manifest.get("seed") != identity.seed:
         raise CheckpointError(f"{path}: of a training with seed {manifest.get('seed')}, expected {identity.seed}")
     if manifest.get("digest") != identity.digest:
@@ -128,18 +127,18 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     if the checkpoint cannot be used, or the agent is too large.
     """
     archive = read_archive(checkpoint, (CHECKPOINT, AGENT))
-    refuse: Callable[[Archive, Path], object] = steering_of if STEERING in archive.arrays else agent_of
+    refuse: Callable[[Archive, Path], object] = index_weights_of if INDEX_WEIGHTS in archive.manifest else agent_of
     if NODES in archive.manifest:
         refuse = nodes_agent_of
     refuse(archive, checkpoint)  # a file that could not be used later
-    known = "rlpto meaning env network start seed steps best history digest provenance"
+    known = "rlpto meaning env network index_weights start seed steps best history digest provenance"
     kept = (*known.split(), NODES)
     manifest = {
         "format": AGENT,
-        "state": state_of(archive.arrays),
+        "state": state_of(archive.manifest, archive.arrays),
         **{key: archive.manifest[key] for key in kept if key in archive.manifest},
     }
-    weights = {key: array for key, array in archive.arrays.items() if key.startswith(("policy/", "steering/"))}
+    weights = {key: array for key, array in archive.arrays.items() if key.startswith("policy/")}
     size = sum(array.nbytes for array in weights.values())
     if size > LARGEST_EXPORT_BYTES:
         raise CheckpointError(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import ValidationError
 
-from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, state_of, steering_of
+from rlpto.agents.archive import INDEX_WEIGHTS, KINDS, NOT_TRAINED, index_weights_of, state_of
 from rlpto.agents.settings import BEST, LAST
 from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.envs.acting import ActionPolicy
 from rlpto.envs.observation import Observation
-from rlpto.envs.steering import Steering
 from rlpto.io.archive import read_archive
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError, PolicyError, RlptoError
@@ -21,7 +21,7 @@ from rlpto.io.files import file_there
 from rlpto.io.paths import example_config, example_names
 from rlpto.io.settings import Settings
 from rlpto.policies.index import steer
-from rlpto.policies.index_weights import STEERING_FEATURES
+from rlpto.policies.index_weights import WEIGHT_NAMES
 from rlpto.policies.spec import UNNAMED, PolicySpec, parse_spec
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PretrainedOptions(Settings):
 
 
 class Agent:
-    """A trained agent: an index with a fixed steering vector, or one whose weights a network sets by state."""
+    """A trained agent: an index with fixed weights, or one whose weights a network sets by state."""
 
     summary = "trained agent that steers the index, elastic"
     source = "this project; learnt from whole windows by evolution, or by PPO (Schulman et al. 2017)"
@@ -70,40 +70,40 @@ class Agent:
         """trained: agent to use instead of the file in `options`."""
         self.name = "agent"
         self.options = options or AgentOptions()
-        self._steering: Steering | None = None
-        self._vector: FloatArray = np.zeros(0)
+        self._decides: ActionPolicy | None = None
+        self._index_weights: FloatArray = np.zeros(0)
         if trained is None:
             path = self.options.checkpoint()
             archive = read_archive(path, KINDS)
-            if STEERING in archive.arrays:
-                self._vector = steering_of(archive, path)
+            if INDEX_WEIGHTS in archive.manifest:
+                self._index_weights = index_weights_of(archive, path)
             else:
                 from rlpto.agents.trained import agent_of
 
                 trained = agent_of(archive, path)
         if trained is not None:
-            self._steering = Steering(self.name, act_alone(trained), trained.env, trained.start)
+            self._decides = ActionPolicy(self.name, act_alone(trained), trained.env, trained.start)
 
     @property
     def steering(self) -> dict[str, float]:
         """The valid action, in steps of each index weight; empty before the first decision."""
-        action = np.zeros(0) if self._steering is None else self._steering.action
-        return dict(zip(STEERING_FEATURES, map(float, action.reshape(-1)), strict=False))
+        action = np.zeros(0) if self._decides is None else self._decides.action
+        return dict(zip(WEIGHT_NAMES, map(float, action.reshape(-1)), strict=False))
 
     def reset(self, seed: int) -> None:
         """Forget the valid action. Nothing is random."""
         del seed
-        if self._steering is not None:
-            self._steering.reset()
+        if self._decides is not None:
+            self._decides.reset()
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Return the GPUs of every job. Raises PolicyError on a cluster without GPUs."""
         if state.gpus_per_node < 1:
             raise PolicyError(f"policy {self.name}: the cluster has no GPUs, expected nodes with at least one")
-        if self._steering is not None:
-            return self._steering(state)
+        if self._decides is not None:
+            return self._decides(state)
         jobs = state.jobs
-        return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._vector[None]))
+        return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._index_weights[None]))
 
 
 def act_alone(trained: TrainedAgent) -> Callable[[Observation], AnyArray]:
@@ -136,7 +136,8 @@ def _not_trained(spec: PolicySpec) -> bool:
     options.pop("label", None)
     kind = AgentOptions if spec.name == "agent" else PretrainedOptions
     try:
-        return state_of(read_archive(kind.model_validate(options).checkpoint(), KINDS).arrays) == NOT_TRAINED
+        archive = read_archive(kind.model_validate(options).checkpoint(), KINDS)
+        return state_of(archive.manifest, archive.arrays) == NOT_TRAINED
     except (RlptoError, ValidationError):
         return False
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import KINDS, STEERING, check_meaning
+from rlpto.agents.archive import INDEX_WEIGHTS, KINDS, START, check_meaning, index_weights_of
 from rlpto.agents.ppo import FromStart, JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
@@ -24,7 +24,7 @@ from rlpto.io.archive import Archive, read_archive
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.reading import check_finite
-from rlpto.policies.index_weights import VECTOR_SIZES
+from rlpto.policies.index_weights import weights_data
 
 LARGEST_WEIGHT = 1e6
 """Largest magnitude of a network's weight; weights of trained networks stay below a hundred."""
@@ -34,7 +34,7 @@ WEIGHTS = "policy"
 
 @dataclass(frozen=True)
 class TrainedAgent:
-    """An agent that can act. env: its observations and actions. start: [STEERING_FEATURES] weights of action zero."""
+    """An agent that can act. env: its observations and actions. start: [S] index weights of action zero."""
 
     env: EnvSettings
     start: FloatArray
@@ -60,7 +60,7 @@ def meaning() -> dict[str, Any]:
         "job_features": list(JOB_FEATURES),
         "cluster_features": list(CLUSTER_FEATURES),
         "forecast_features": FORECAST_FEATURES,
-        "steering_features": list(ACTION_FEATURES),
+        "action_features": list(ACTION_FEATURES),
     }
 
 
@@ -71,7 +71,7 @@ def agent_manifest(setup: EnvSetup | ExternalSetup, settings: AgentSettings) -> 
         "meaning": meaning(),
         "env": setup.settings.model_dump(mode="json", exclude={"start"}),
         "network": settings.network.model_dump(mode="json"),
-        "start": setup.start.tolist(),
+        START: weights_data(setup.start),
     }
 
 
@@ -104,12 +104,10 @@ def agent_of(archive: Archive, path: Path) -> TrainedAgent:
     try:
         env = EnvSettings.model_validate(manifest["env"])
         network = NetworkSettings.model_validate(manifest["network"])
-        start = np.array(manifest["start"], dtype=np.float64)
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: its manifest cannot be used ({reason}), expected that of an agent") from None
-    if start.shape not in [(size,) for size in VECTOR_SIZES] or not np.isfinite(start).all():
-        raise CheckpointError(f"{path}: start: expected {VECTOR_SIZES[0]} or {VECTOR_SIZES[1]} finite numbers")
+    start = index_weights_of(archive, path, START)
     policy = JobSetPolicy(observation_space(env), action_space(), lambda _: 0.0, width=network.width)
     load_weights(policy, archive, path)
     return TrainedAgent(env, start, policy)
@@ -124,7 +122,7 @@ class StartingAgent:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.archive: Archive = read_archive(file, KINDS)
-        if STEERING in self.archive.arrays:
+        if INDEX_WEIGHTS in self.archive.manifest:
             raise CheckpointError(
                 f"{file}: learnt from whole windows; expected an agent of agent.learns: decisions, since real jobs "
                 "cannot play thousands of windows"

@@ -12,6 +12,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rlpto.agents.archive import check_meaning
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore, save_checkpoint
 from rlpto.agents.nodes_agent import nodes_manifest, nodes_meaning, trained_nodes
 from rlpto.agents.ppo import JobSetPolicy, NodesPolicy, TimedPPO
@@ -56,7 +57,9 @@ def train(
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise TrainingError("agent.device: torch finds no CUDA device here, expected auto or cpu")
     kind = NodesTraining if isinstance(setup, NodesSetup) else Training
-    archive = read_checkpoint(folder / LAST, identity, kind.meaning()) if resume else None
+    archive = read_checkpoint(folder / LAST, identity) if resume else None
+    if archive is not None:
+        check_meaning(folder / LAST, archive.manifest, kind.meaning())
     run = kind(setup, settings, folder, identity, validation, on_progress)
     model = run.model
     if starting_agent is not None:

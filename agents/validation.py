@@ -22,7 +22,7 @@ from rlpto.envs.whole_windows import play_window
 from rlpto.evaluation.metrics import jct_metrics, lower_bound, queueing_metrics
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.knowledge.known import TRUTH
-from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights
+from rlpto.policies.index_weights import WEIGHT_NAMES, IndexWeights
 from rlpto.policies.rigid import Fifo
 
 AGENT_TIME_LIMIT_FACTOR = 5.0
@@ -74,13 +74,13 @@ def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
     return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})
 
 
-def validate_steering(setup: EnvSetup, vector: FloatArray) -> Validation:
-    """Let a steering vector [S] schedule every workload of `setup`; rewards of unfinished workloads are NaN."""
+def validate_index_weights(setup: EnvSetup, index_weights: FloatArray) -> Validation:
+    """Let index weights [S] schedule every workload of `setup`; rewards of unfinished workloads are NaN."""
     batch, windows = setup.compiled(), len(setup.workloads)
     parts, metrics = np.zeros((windows, len(REWARD_PARTS))), []
     longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
     for window in range(windows):
-        if not play_window(batch, window, vector[None], longest, parts[window], np.zeros(1)):
+        if not play_window(batch, window, index_weights[None], longest, parts[window], np.zeros(1)):
             parts[window] = np.nan
         jobs = batch.world.jobs[0, : batch.counts[window]]
         metrics.append(job_metrics(jobs, setup.shape.capacity))
@@ -94,12 +94,12 @@ def baselines(setup: EnvSetup) -> dict[str, float]:
     """
     exact = replace(setup, knowledge=TRUTH)  # fifo uses no estimates
     records = [run(exact.make_cluster(at), Fifo(), setup.queue, setup.reward) for at in range(len(setup.workloads))]
-    tuned = "tuned_index" if len(setup.start) == len(STEERING_FEATURES) else "start"
-    start = "index" if np.array_equal(setup.start, IndexWeights().vector()) else tuned
+    tuned = "tuned_index" if len(setup.start) == len(WEIGHT_NAMES) else "start"
+    start = "index" if np.array_equal(setup.start, IndexWeights().array()) else tuned
     bounds = [lower_bound(record, setup.reward).get("reward", np.nan) for record in records]
     found = {
         "fifo": np.mean([record.decisions.reward.sum() for record in records]),
-        start: validate_steering(setup, setup.start).rewards.mean(),
+        start: validate_index_weights(setup, setup.start).rewards.mean(),
         "bound": np.mean(bounds),
     }
     return {name: float(reward) for name, reward in found.items() if np.isfinite(reward)}

@@ -1,4 +1,4 @@
-"""Training on whole windows. The result is a steering vector: index weights, and a network of per-job bonuses
+"""Training on whole windows. The result is index weights, with a network of per-job bonuses
 (`rlpto.policies.bonus_network`).
 
 Two methods: evolution, and PPO whose action is a perturbation of all parameters. Both draw perturbations in pairs to
@@ -16,17 +16,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.random import Generator
 
-from rlpto.agents.archive import STEERING, STEERING_START, state_of
+from rlpto.agents.archive import INDEX_WEIGHTS, START, state_of
 from rlpto.agents.checkpoint import Identity, read_checkpoint
 from rlpto.agents.settings import BEST, LAST, AgentSettings, WindowSettings
 from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
-from rlpto.agents.validation import Validation, validate_steering
+from rlpto.agents.validation import Validation, validate_index_weights
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
@@ -38,13 +37,13 @@ from rlpto.policies.bonus_network import first_network, network_draws
 from rlpto.policies.index_weights import (
     ACCURACY_FEATURES,
     NO_PRICE,
-    STEERING_FEATURES,
-    save_weights,
-    steering_meaning,
+    WEIGHT_NAMES,
+    save_index_weights,
+    weights_data,
 )
 
 WEIGHTS = "agent.yaml"
-"""File of a run with the best steering vector, for `index:weights=` and `planner:base=`."""
+"""File of a run with the best index weights, for `index:weights=` and `planner:base=`."""
 SMALLEST = 0.3
 """Smallest magnitude of a weight in the standard deviation of its perturbations."""
 SMALLEST_ACCURACY = 2.5
@@ -128,9 +127,9 @@ def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray, settin
 
 
 @dataclass(frozen=True)
-class SteeringSpace:
-    """Steering vectors by their trained parameters. start: [S] vector at the origin. sigma: [S] one standard deviation
-    of perturbations; entries with 0 are not trained."""
+class WeightSpace:
+    """Index weights by their trained parameters. start: [S] index weights at the origin. sigma: [S] one standard
+    deviation of perturbations; entries with 0 are not trained."""
 
     start: FloatArray
     sigma: FloatArray
@@ -138,7 +137,7 @@ class SteeringSpace:
     @classmethod
     def around(
         cls, start: FloatArray, constants: float, network: float, seed: int, *, slopes: bool = False
-    ) -> SteeringSpace:
+    ) -> WeightSpace:
         """The space around start [S], of index weights alone or with a network.
 
         constants, network: standard deviations of `WindowSettings`. seed: seed of the hidden layer of a new network.
@@ -146,11 +145,11 @@ class SteeringSpace:
         """
         # The gain stays, since only ratios count. A price that is off stays off.
         learnt = {*ACTION_FEATURES, *(ACCURACY_FEATURES if slopes else ())} - {"gain"}
-        count = len(STEERING_FEATURES)
+        count = len(WEIGHT_NAMES)
         if network > 0 and len(start) == count:
             start = np.concatenate([start, first_network(seed)])
         sigma = np.zeros(len(start))
-        for at, name in enumerate(STEERING_FEATURES):
+        for at, name in enumerate(WEIGHT_NAMES):
             if name in learnt and start[at] != NO_PRICE:
                 smallest = SMALLEST_ACCURACY if name in ACCURACY_FEATURES else SMALLEST
                 sigma[at] = constants * max(abs(start[at]), smallest)
@@ -163,11 +162,11 @@ class SteeringSpace:
         """Number of trained parameters."""
         return int(np.count_nonzero(self.sigma))
 
-    def vectors(self, points: FloatArray) -> FloatArray:
-        """[n, S] steering vectors of points [n, size] in standard deviations."""
-        vectors = np.repeat(self.start[None], len(points), axis=0)
-        vectors[:, self.sigma > 0] += points * self.sigma[self.sigma > 0]
-        return vectors
+    def index_weights(self, points: FloatArray) -> FloatArray:
+        """[n, S] index weights of points [n, size] in standard deviations."""
+        found = np.repeat(self.start[None], len(points), axis=0)
+        found[:, self.sigma > 0] += points * self.sigma[self.sigma > 0]
+        return found
 
 
 def train_on_windows(
@@ -181,7 +180,7 @@ def train_on_windows(
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> TrainingResult:
-    """Train a steering vector on the workloads of `setup`, from its start on.
+    """Train index weights on the workloads of `setup`, from its start on.
 
     `rlpto.agents.training.train` explains the arguments. Raises CheckpointError if there is nothing to resume or it
     belongs to another training.
@@ -189,7 +188,7 @@ def train_on_windows(
     torch.set_num_threads(1)
     run = WindowTraining(setup, settings, folder, identity, validation, on_progress)
     if resume:
-        run.restore(read_checkpoint(folder / LAST, identity, run.meaning()), folder / LAST)
+        run.restore(read_checkpoint(folder / LAST, identity), folder / LAST)
     return run.loop(stop, begun=resume)
 
 
@@ -210,17 +209,17 @@ class WindowTraining(TrainingLoop):
         self._rng = np.random.default_rng([identity.seed, 19])
         start = priced(setup.start, setup.reward) if settings.constants else setup.start
         slopes = setup.reward.shortfall > 0
-        self._space = SteeringSpace.around(start, settings.constants, settings.network, identity.seed, slopes=slopes)
+        self._space = WeightSpace.around(start, settings.constants, settings.network, identity.seed, slopes=slopes)
         evolves = settings.trainer == "evolution"
         self._learner = Learner(self._space.size, settings.learning_rate or (0.1 if evolves else 0.02))
         self._validated = None if self.validation is None else WindowPool(self.validation)
         self._pool = WindowPool(setup, max(settings.idle_interval, setup.interval))
 
     @property
-    def vector(self) -> FloatArray:
-        """[S] steering vector that would be kept now."""
-        vector: FloatArray = self._space.vectors(self._learner.average[None])[0]
-        return vector
+    def index_weights(self) -> FloatArray:
+        """[S] index weights that would be kept now."""
+        found: FloatArray = self._space.index_weights(self._learner.average[None])[0]
+        return found
 
     def update(self) -> bool:
         """Play one rollout of perturbations, and update the mean once."""
@@ -228,7 +227,7 @@ class WindowTraining(TrainingLoop):
         pairs = settings.rollout // 2
         drawn, windows = learner.draw(self._rng, pairs), self.windows(pairs)
         both, began = np.concatenate([windows, windows]), time.perf_counter()
-        losses, above = self._pool.compare(self._space.vectors(drawn), both)
+        losses, above = self._pool.compare(self._space.index_weights(drawn), both)
         if settings.trainer == "evolution":
             figures = evolve(learner, drawn, losses)
         else:
@@ -266,10 +265,10 @@ class WindowTraining(TrainingLoop):
 
     def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
         """The result on validation windows, and the gain over the start, also by load."""
-        pool, vector = self._validated, self.vector
+        pool, index_weights = self._validated, self.index_weights
         assert pool is not None
-        gains = -pool.losses(np.repeat(vector[None], len(pool), axis=0), np.arange(len(pool)))
-        found = validate_steering(setup, vector)
+        gains = -pool.losses(np.repeat(index_weights[None], len(pool), axis=0), np.arange(len(pool)))
+        found = validate_index_weights(setup, index_weights)
         return found, {
             "gain": float(gains.mean()),
             **by_load("gain", gains, pool.groups, setup),
@@ -279,31 +278,29 @@ class WindowTraining(TrainingLoop):
     def save(self, name: str = LAST) -> None:
         """Write the state of the training and the present agent; if it is the best, also write its weights to a file
         of their own."""
-        arrays = {STEERING: self.vector, STEERING_START: self._space.start}
-        arrays |= {f"learner/{key}": value for key, value in self._learner.arrays().items()}
+        arrays = {f"learner/{key}": value for key, value in self._learner.arrays().items()}
+        agent = {INDEX_WEIGHTS: weights_data(self.index_weights), START: weights_data(self._space.start)}
         manifest = {
-            "meaning": self.meaning(),
-            "state": state_of(arrays),
+            **agent,
+            "state": state_of(agent, arrays),
             **self.notes(),
             "random": self._rng.bit_generator.state,
         }
         write_archive(self.folder / name, manifest, arrays, "a checkpoint")
         if name == BEST:
-            save_weights(self.vector, self.folder / WEIGHTS)
+            save_index_weights(self.index_weights, self.folder / WEIGHTS)
 
     def restore(self, archive: Archive, path: Path) -> None:
         """Continue from a checkpoint of the same training. Raises CheckpointError if it is incomplete."""
         try:
+            if archive.manifest[START] != weights_data(self._space.start):
+                raise KeyError("a start with these weights and features")
             self._learner.restore(archive.group("learner"))
             self._rng.bit_generator.state = archive.manifest["random"]
             self.steps = int(archive.manifest["steps"])
             self.remember(archive.manifest)
         except (KeyError, TypeError, ValueError, CheckpointError) as error:
             raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
-
-    def meaning(self) -> dict[str, Any]:
-        """Meaning of the numbers of a steering vector, in this version of RLPTO."""
-        return steering_meaning(len(self._space.start))
 
 
 def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) -> dict[str, float]:
@@ -315,7 +312,7 @@ def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) ->
 
 
 def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
-    """Return a copy of index weights [STEERING_FEATURES] with a price, or the weights themselves if one is set.
+    """Return a copy of index weights [WEIGHT_NAMES] with a price, or the weights themselves if one is set.
 
     The price is a third of the reward's cost of a GPU-hour. If the reward also counts the shortfall, it is the full
     cost, and the worth of an hour is set from the reward too. A reward without time or resources sets neither.
@@ -323,7 +320,7 @@ def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
     A GPU-hour that saves less time than it costs is never worth it. Without a price, the index gives GPUs away for
     nothing, and training would hardly find one.
     """
-    price, worth, keep = (STEERING_FEATURES.index(name) for name in ("price", "worth", "keep"))
+    price, worth, keep = (WEIGHT_NAMES.index(name) for name in ("price", "worth", "keep"))
     if weights[price] > NO_PRICE or reward.resources == 0 or reward.time == 0:
         return weights
     found = weights.copy()

@@ -44,12 +44,12 @@ LARGEST = 4.0
 
 
 def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...]) -> FloatArray:
-    """Index weights [..., STEERING_FEATURES] of actions [..., ACTION_FEATURES] of this shape, starting from `start`.
+    """Index weights [..., WEIGHT_NAMES] of actions [..., ACTION_FEATURES] of this shape, starting from `start`.
 
     Raises ValueError if the actions have another shape or are not finite.
     """
     if np.shape(actions) != shape:
-        raise ValueError(f"action of shape {np.shape(actions)}: expected {shape}, a number for each steering weight")
+        raise ValueError(f"action of shape {np.shape(actions)}: expected {shape}, a number for each index weight")
     numbers = np.asarray(actions, dtype=np.float64)
     if not np.isfinite(numbers).all():
         raise ValueError("action: expected finite numbers, got NaN or infinity")

@@ -52,7 +52,7 @@ class SimulatedClusters:
         return float(self.batch.world.clusters["time"][b])
 
     def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
-        """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds (at least once).
+        """Let weights [B, WEIGHT_NAMES] decide in every cluster for `hold` seconds (at least once).
 
         Returns the terms of the reward [B, PARTS], and [B] whether the workloads are over.
         """
@@ -122,7 +122,7 @@ class OneCluster:
         return self.cluster.time
 
     def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
-        """Decide with weights [1, STEERING_FEATURES]; returns terms [1, PARTS], and [1] whether the workload ended."""
+        """Decide with weights [1, WEIGHT_NAMES]; returns terms [1, PARTS], and [1] whether the workload ended."""
         parts = self._run(weights[0], self.cluster.time + hold)
         self._observe()
         return parts, np.array([self.cluster.done])
@@ -146,7 +146,7 @@ class OneCluster:
         self.state = self._loop.state()
 
     def _run(self, weights: FloatArray, until: float) -> FloatArray:
-        """Decide with weights [STEERING_FEATURES] until `until` (at least once) or the end; returns [1, PARTS]."""
+        """Decide with weights [WEIGHT_NAMES] until `until` (at least once) or the end; returns [1, PARTS]."""
         cluster, total = self.cluster, np.zeros(1, dtype=INTERVAL)
         self._policy.weights = weights
         while True:

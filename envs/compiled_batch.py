@@ -231,7 +231,7 @@ def run_clusters(
     out: Observation,
     trace: FloatArray,
 ) -> BoolArray:
-    """Run clusters `first`, `first` + 1, ... under weights [n, STEERING_FEATURES] until `until` [n] s, or the end.
+    """Run clusters `first`, `first` + 1, ... under weights [n, WEIGHT_NAMES] until `until` [n] s, or the end.
 
     workload: if -1, the clusters continue and decide at least once. Otherwise they begin this workload, and decide only
     if `until` is ahead. Fills parts [n, PARTS] with the terms of the reward, and the clusters' rows of out, if it has

@@ -24,7 +24,7 @@ def run_minutes(
     """Run each cluster b of the batch for a minute with wanted[b, g] rented nodes, or begin a workload.
 
     workload: [B] number of the workload to begin; -1 runs the cluster for a minute, a smaller number leaves it alone.
-    Cluster b's entry is set to 1 if its workload is over, else to 0. weights: [1, STEERING_FEATURES] index weights that
+    Cluster b's entry is set to 1 if its workload is over, else to 0. weights: [1, WEIGHT_NAMES] index weights that
     schedule the jobs. Fills seen [B, G] LOOK and sums [B, 4] `NODE_SUMS`.
     """
     w = f.loop.world

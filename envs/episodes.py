@@ -25,7 +25,7 @@ from rlpto.io.settings import LARGEST_SEED
 from rlpto.knowledge.by_size import CompiledBeliefs
 from rlpto.knowledge.known import TRUTH, Knowledge
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.index_weights import VECTOR_SIZES
+from rlpto.policies.index_weights import SIZES
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -37,7 +37,7 @@ MOST_ENVS = 10_000
 class EnvSetup:
     """Everything a simulated environment needs. Two setups are equal only if they are one object.
 
-    workloads: episodes are drawn from them. start: steering vector [S] of the heuristic that the agent starts
+    workloads: episodes are drawn from them. start: index weights [S] of the heuristic that the agent starts
     from. Action zero is this heuristic; it also warms up episodes and plays the baseline rollouts.
     knowledge: the knowledge of policies, with its noise replaced by the noise of each workload.
     """
@@ -61,8 +61,8 @@ class EnvSetup:
                 "cluster.nodes: nodes are rented, but here the agent allocates GPUs; expected rlpto/Nodes-v1 "
                 "(agent.learns: nodes), or nodes that are always there"
             )
-        if self.start.ndim != 1 or len(self.start) not in VECTOR_SIZES:
-            raise ValueError(f"start: expected a vector of {VECTOR_SIZES} numbers, got shape {self.start.shape}")
+        if self.start.ndim != 1 or len(self.start) not in SIZES:
+            raise ValueError(f"start: expected {SIZES} index weights, got shape {self.start.shape}")
 
     @property
     def interval(self) -> float:
@@ -90,8 +90,8 @@ class EnvSetup:
 class ExternalSetup:
     """An environment over clusters that the caller makes one after the other, such as real ones.
 
-    next_cluster: makes the cluster of the next episode. interval: seconds between regular decisions. start: steering
-    vector [S] of the heuristic that the agent starts from. Episodes are not warmed up by default. No baseline rollout
+    next_cluster: makes the cluster of the next episode. interval: seconds between regular decisions. start: index
+    weights [S] of the heuristic that the agent starts from. Episodes are not warmed up by default. No baseline rollout
     is subtracted, because the start heuristic's reward on such clusters is not known.
     """
 

@@ -1,7 +1,6 @@
-"""Play whole workloads under one steering vector: the trials of a training, and the baseline of rewards.
+"""Play whole workloads under the same index weights: the trials of a training, and the baseline of rewards.
 
-A steering vector has the weights of the index, optionally followed by a network of bonuses
-(`rlpto.policies.bonus_network`).
+Index weights [S] may include a network of bonuses (`rlpto.policies.bonus_network`).
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def _earned(baseline: BaselineRollout, workload: int, time: float) -> float:
 
 
 def _play(batch: CompiledBatch, workload: int, weights: FloatArray) -> FloatArray:
-    """Run a whole workload in the first cluster with constant index weights [1, STEERING_FEATURES].
+    """Run a whole workload in the first cluster with constant index weights [1, WEIGHT_NAMES].
 
     Returns [L, 2] the time [s] of each of L decisions, and the reward up to then.
     """
@@ -200,7 +199,7 @@ class WindowPool:
 def play_window(
     batch: CompiledBatch, workload: int, weights: FloatArray, limit: float, parts: FloatArray, end: FloatArray
 ) -> bool:
-    """Let a steering vector [1, S] schedule a whole workload in the first cluster, until `limit` s at most.
+    """Let index weights [1, S] schedule a whole workload in the first cluster, until `limit` s at most.
 
     Fills parts [PARTS] with the terms of the reward until then, and end [1] with the time [s]. Returns False if jobs
     are unfinished.

@@ -18,13 +18,13 @@ from pydantic import ValidationError
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import BasePolicy, NoOptions
 from rlpto.core.rewards import HOUR
+from rlpto.envs.acting import ActionPolicy
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import Workload
 from rlpto.envs.episodes import EnvSetup, check_integer
 from rlpto.envs.observation import FORECAST_FEATURES, Observed, forecast_features
 from rlpto.envs.rendering import METADATA
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.steering import Steering
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment, estimate_noise, refuse_for_learning
@@ -35,7 +35,7 @@ from rlpto.io.settings import LARGEST_SEED
 from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.index_weights import IndexWeights, load_weights
+from rlpto.policies.index_weights import IndexWeights, load_index_weights
 
 DEFAULT = "quickstart"
 """Default configuration of environments."""
@@ -108,7 +108,7 @@ class EnvPolicy(BasePolicy[NoOptions], ABC):
     def __init__(self, options: NoOptions | None = None) -> None:
         config = changed_config(self.config, self.overrides, self.settings)
         self.name, start = type(self).__name__, start_weights(config)
-        self._steering = Steering(self.name, lambda seen: self.act(seen._asdict()), config.env, start)
+        self._decides = ActionPolicy(self.name, lambda seen: self.act(seen._asdict()), config.env, start)
         super().__init__(options)
 
     @abstractmethod
@@ -117,11 +117,11 @@ class EnvPolicy(BasePolicy[NoOptions], ABC):
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget the action in force. Override this if the agent has a memory."""
-        self._steering.reset()
+        self._decides.reset()
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Return the allocation that results from the agent's action."""
-        return self._steering(state)
+        return self._decides(state)
 
 
 def training_setup(
@@ -169,10 +169,10 @@ def setup_parts(several: Sequence[Experiment], split: str, seeds: Iterable[int] 
 
 
 def start_weights(config: Config) -> FloatArray:
-    """Return the [STEERING_FEATURES] index weights from which agents start. Raises CheckpointError for a bad file."""
+    """Return the [WEIGHT_NAMES] index weights from which agents start. Raises CheckpointError for a bad file."""
     if config.env.start is None:
-        return IndexWeights().vector()
-    return load_weights(config.env.start)
+        return IndexWeights().array()
+    return load_index_weights(config.env.start)
 
 
 def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:

@@ -33,7 +33,7 @@ from rlpto.io.settings import Settings
 from rlpto.knowledge.job_types import EstimatedJobs
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.policies.index import Index, steer
-from rlpto.policies.index_weights import ACCURACY_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
+from rlpto.policies.index_weights import ACCURACY_FEATURES, WEIGHT_NAMES, IndexWeights, load_index_weights
 from rlpto.simulator.arrays import build_world
 from rlpto.simulator.batch_loop import Loop, build_loop, copy_of, decide_and_run, look_around
 from rlpto.simulator.kernels import is_over, take_up_all
@@ -41,7 +41,7 @@ from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 CHANGED_SHARE = 0.4
 """Probability with which a perturbation changes a weight."""
-VARIED = len(STEERING_FEATURES) - len(ACCURACY_FEATURES)
+VARIED = len(WEIGHT_NAMES) - len(ACCURACY_FEATURES)
 """Number of weights that are perturbed. Weights that depend on accuracy come last and are never perturbed."""
 LONG_ROLLOUT_S = 0.0005
 """Duration of a rollout from which threads are worth their start."""
@@ -97,7 +97,7 @@ class Planner(BasePolicy[PlannerOptions]):
     """Sets index weights to the cheapest candidates when the cluster is simulated forward from its known state."""
 
     name = "planner"
-    summary = "looks ahead: tries steering weights in its own simulator, elastic"
+    summary = "looks ahead: tries index weights in its own simulator, elastic"
     source = "this project; rollouts after Bertsekas, Tsitsiklis, Wu 1997"
     Options = PlannerOptions
 
@@ -110,7 +110,7 @@ class Planner(BasePolicy[PlannerOptions]):
     ) -> None:
         """queue, simulator, reward: settings of the experiment. Default: the default settings."""
         given, times = options or PlannerOptions(), simulator or SimulatorSettings()
-        self._base = IndexWeights().vector() if given.base is None else load_weights(given.base)
+        self._base = IndexWeights().array() if given.base is None else load_index_weights(given.base)
         self._queue, self._reward = queue or QueueSettings(), (reward or RewardWeights()).record()
         same: dict[str, object] = {"failures": FailureSettings(), "max_hours": None}
         if given.interval is not None and times.decide_on == "events":
@@ -141,10 +141,10 @@ class Planner(BasePolicy[PlannerOptions]):
 
     def frozen(self) -> Index:
         """Return the index with the weights of the present plan, as a snapshot policy."""
-        return Index(steering=self._plan)
+        return Index(index_weights=self._plan)
 
     def _best(self, state: ClusterState) -> FloatArray:
-        """[STEERING_FEATURES] cheapest index weights from a state on.
+        """[WEIGHT_NAMES] cheapest index weights from a state on.
 
         The plan in force is tried first and stays if nothing is better; then the base, and random vectors near that
         plan.
@@ -233,7 +233,7 @@ class Planner(BasePolicy[PlannerOptions]):
 
 @njit(nogil=True)
 def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward: AnyArray, cost: FloatArray) -> None:
-    """Fill cost [C] of candidates [C, STEERING_FEATURES]: minus the reward until all jobs have finished.
+    """Fill cost [C] of candidates [C, WEIGHT_NAMES]: minus the reward until all jobs have finished.
 
     loop: loop of one cluster; its state is overwritten. reward: [1] `rlpto.core.rewards.WEIGHTS`.
     A rollout is cut short if no job gets GPUs any more, because the remaining jobs need nodes that are down, and once

@@ -9,7 +9,6 @@ Processing Clusters" (SIGCOMM 2019).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,24 +58,6 @@ def network_draws(size: float) -> FloatArray:
     draws = np.full(NETWORK_SIZE, size)
     draws[_INNER:] *= (8 / HIDDEN) ** 0.5
     return draws
-
-
-def widened(numbers: FloatArray, features: Sequence[str], hidden: int) -> FloatArray:
-    """Convert a network of an earlier version, with these features and units, to a network [NETWORK_SIZE] of this
-    version that makes the same decisions.
-
-    numbers: all numbers of the old network. Raises ValueError if they do not match its features and units.
-    """
-    ours = (*JOB_FEATURES, *CLUSTER_FEATURES, *CONTEXT_FEATURES)
-    if unknown := next((name for name in features if name not in ours), None):
-        raise ValueError(f"a network that sees {unknown}")
-    inner, size = hidden * (len(features) + 1), hidden * (len(features) + 1) + OUTPUTS * (hidden + 1)
-    if not 0 < hidden <= HIDDEN or len(set(features)) < len(features) or numbers.shape != (size,):
-        raise ValueError(f"a network of {len(features)} features, {hidden} units and {numbers.size} numbers")
-    first, last = np.zeros((FEATURES + 1, HIDDEN)), np.zeros((HIDDEN + 1, OUTPUTS))
-    first[[*map(ours.index, features), FEATURES], :hidden] = numbers[:inner].reshape(-1, hidden)
-    last[[*range(hidden), HIDDEN]] = numbers[inner:].reshape(-1, OUTPUTS)
-    return np.concatenate([first.ravel(), last.ravel()])
 
 
 @kernel(error_model="numpy")

@@ -39,7 +39,7 @@ from rlpto.io.compiled import kernel, njit
 from rlpto.io.settings import Settings
 from rlpto.policies.bonus_network import add_bonuses, missing_share
 from rlpto.policies.greedy import GrowthSteps, growing, hull_steps
-from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, load_weights
+from rlpto.policies.index_weights import WEIGHT_NAMES, IndexWeights, load_index_weights
 
 CLASS_START_SCORE = 1e6
 """Added, for each rank above the lowest, to the score of a step that starts a job. No weights can offset it."""
@@ -51,7 +51,7 @@ NEVER = np.float64(-np.inf)
 SHORTEST_REMAINING_S = 1.0
 """Lower limit of remaining times [s] in scores."""
 
-_AT = {name: position for position, name in enumerate(STEERING_FEATURES)}
+_AT = {name: position for position, name in enumerate(WEIGHT_NAMES)}
 _GAIN, _REMAINING, _REMAINING_SQUARED = _AT["gain"], _AT["remaining"], _AT["remaining_squared"]
 _LOAD_REMAINING, _PRIORITY, _AGE, _ATTAINED = _AT["load_remaining"], _AT["priority"], _AT["age"], _AT["attained"]
 _START, _HELD, _HELD_REMAINING = _AT["start"], _AT["held"], _AT["held_remaining"]
@@ -61,7 +61,7 @@ _START_REMAINING, _START_LOAD = _AT["start_remaining"], _AT["start_load"]
 _PRICE, _PATIENCE = _AT["price"], _AT["patience"]
 _SLOPE, _SLOPE_START = _AT["slope"], _AT["slope_start"]
 _WORTH, _WORTH_GROWTH, _KEEP = _AT["worth"], _AT["worth_growth"], _AT["keep"]
-_WEIGHTS = len(STEERING_FEATURES)
+_WEIGHTS = len(WEIGHT_NAMES)
 
 
 _NAMES = (
@@ -161,7 +161,7 @@ _grow = growing(step_score)
 
 @njit()
 def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights: FloatArray) -> IntArray:
-    """Allocate GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
+    """Allocate GPUs [n] by the index with `weights` [1 or n, WEIGHT_NAMES].
 
     view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] of `rlpto.core.job_table.JobTable`.
     If the queue's classes are strict, jobs of a higher class start before any job of the lowest class present
@@ -199,13 +199,13 @@ class Index(BasePolicy[IndexOptions]):
     source = "this project; after Gittins indices and Berg et al. 2020"
     Options = IndexOptions
 
-    def __init__(self, options: IndexOptions | None = None, steering: FloatArray | None = None) -> None:
-        """steering: [STEERING_FEATURES], or longer, used instead of the weights in `options`."""
+    def __init__(self, options: IndexOptions | None = None, index_weights: FloatArray | None = None) -> None:
+        """index_weights: [S], used instead of the weights in `options`."""
         super().__init__(options)
         file = self.options.weights
-        if steering is None:
-            steering = IndexWeights().vector() if file is None else load_weights(file)
-        self.weights = steering
+        if index_weights is None:
+            index_weights = IndexWeights().array() if file is None else load_index_weights(file)
+        self.weights = index_weights
 
     def __call__(self, state: ClusterState) -> Allocation:
         return Allocation(steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, self.weights[None]))

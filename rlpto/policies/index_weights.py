@@ -1,16 +1,16 @@
-"""Index weights: the vector with which the index, agents and the planner decide, and its file format.
+"""Index weights: the numbers with which the index, agents and the planner decide, and their form in files.
 
-A vector has a weight for each of STEERING_FEATURES. `IndexWeights` holds the weights of the untrained index; the
+An array of index weights [S] has a weight for each of WEIGHT_NAMES, and may continue with the numbers of a network of
+bonuses for every job (`rlpto.policies.bonus_network`). `IndexWeights` holds the weights of the untrained index; the
 weights in `FURTHER` let a learned policy depend on the state, with r = log(hours the job has left on one GPU) and
 load = log(1 + GPUs all jobs could use / capacity).
-Weights missing in a file are off (`OFF`). A *steering vector* may also contain, after the weights, a network of bonuses
-for every job (`rlpto.policies.bonus_network`), and its file an entry for the network.
+Files name each weight (`weights_data`), as YAML or in the manifest of an agent. Weights missing there are off (`OFF`).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,14 +23,13 @@ from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
-from rlpto.io.yaml_file import YamlFile, read_yaml
+from rlpto.io.yaml_file import read_yaml
 from rlpto.policies.bonus_network import (
     CLUSTER_FEATURES,
     CONTEXT_FEATURES,
     HIDDEN,
     JOB_FEATURES,
     NETWORK_SIZE,
-    widened,
 )
 
 FORMAT = "rlpto index weights 1"
@@ -38,6 +37,7 @@ FORMAT = "rlpto index weights 1"
 
 LARGEST_WEIGHT = 1000.0
 """Largest absolute value of a weight; searches stay far below."""
+_LIMITS = f"from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
 NO_PRICE = -20.0
 """`price` that rejects no step."""
 
@@ -78,8 +78,8 @@ class IndexWeights(Settings):
     slope_start: _Weight = 0.0
     """Times s if the step starts from no GPUs, in addition to `slope`."""
 
-    def vector(self) -> FloatArray:
-        """Return these weights as a vector [STEERING_FEATURES], with all others off."""
+    def array(self) -> FloatArray:
+        """Return these weights as an array [WEIGHT_NAMES], with all others off."""
         return np.array([getattr(self, name, off) for name, off in OFF.items()])
 
 
@@ -107,112 +107,84 @@ WORTH_FEATURES = {
 ACCURACY_FEATURES: tuple[str, ...] = (*SLOPE_FEATURES, *WORTH_FEATURES)
 """The weights that depend on accuracy. They are trained if the reward counts accuracy shortfall; the planner does not
 change them."""
-STEERING_FEATURES: tuple[str, ...] = (
+WEIGHT_NAMES: tuple[str, ...] = (
     *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
     *FURTHER,
     *ACCURACY_FEATURES,
 )
-"""Names of the weights, in the order of every weight vector."""
-VECTOR_SIZES = len(STEERING_FEATURES), len(STEERING_FEATURES) + NETWORK_SIZE
-"""Lengths of a steering vector, without and with a network."""
-OFF = {name: NO_PRICE if name == "price" else 0.0 for name in STEERING_FEATURES}
+"""Names of the weights, in the order of every array of index weights."""
+SIZES = len(WEIGHT_NAMES), len(WEIGHT_NAMES) + NETWORK_SIZE
+"""Lengths of an array of index weights, without and with a network."""
+_NETWORK: dict[str, Any] = {
+    "job_features": list(JOB_FEATURES),
+    "cluster_features": list(CLUSTER_FEATURES),
+    "context_features": list(CONTEXT_FEATURES),
+    "hidden": HIDDEN,
+}
+"""Description of a network, besides its numbers."""
+OFF = {name: NO_PRICE if name == "price" else 0.0 for name in WEIGHT_NAMES}
 """Weights that change no score and reject no step."""
 
 
-def steering_meaning(size: int) -> dict[str, Any]:
-    """Describe the numbers of a steering vector of a size, in this version of RLPTO."""
-    network = {
-        "job_features": list(JOB_FEATURES),
-        "cluster_features": list(CLUSTER_FEATURES),
-        "context_features": list(CONTEXT_FEATURES),
-        "hidden": HIDDEN,
-    }
-    return {"steering_features": list(STEERING_FEATURES), "network": network if size == VECTOR_SIZES[1] else None}
-
-
-def steering_vector(numbers: FloatArray, meaning: Mapping[str, Any]) -> FloatArray:
-    """Convert the numbers of an earlier version of RLPTO to a steering vector [S] that makes the same decisions.
-
-    meaning: description by that version (`steering_meaning`). Weights that it lacked are off. Raises ValueError if this
-    version does not know a weight or feature.
-    """
-    names, network = meaning.get("steering_features"), meaning.get("network")
-    if not isinstance(names, list) or any(names.count(name) > 1 or name not in STEERING_FEATURES for name in names):
-        raise ValueError("its steering_features")
-    if len(names) > numbers.size:
-        raise ValueError(f"{numbers.size} numbers for {len(names)} steering_features")
-    weights = OFF | dict(zip(names, numbers[: len(names)].tolist(), strict=True))
-    vector, further = np.array(list(weights.values()), dtype=np.float64), numbers[len(names) :].astype(np.float64)
-    if network is None and not len(further):
-        return vector
-    return np.concatenate([vector, _widened(further, network)])
-
-
-def _widened(numbers: FloatArray, network: object) -> FloatArray:
-    """Convert a network to [NETWORK_SIZE]. network: its part of a meaning. Raises ValueError if that is unusable."""
-    seen = ("job_features", "cluster_features", "context_features")
-    parts: list[Any] = [network.get(name, []) for name in seen] if isinstance(network, dict) else [None]
-    hidden = network.get("hidden") if isinstance(network, dict) else None
-    if not all(isinstance(part, list) for part in parts) or type(hidden) is not int:
-        raise ValueError("its hidden units and lists of features")
-    return widened(numbers, [str(name) for part in parts for name in part], hidden)
-
-
-def save_weights(vector: FloatArray, path: Path) -> None:
-    """Write a steering vector [S], without weights that are off. Raises CheckpointError if the file cannot be
-    written."""
-    named = zip(STEERING_FEATURES, map(float, vector[: len(OFF)]), strict=True)
-    content: dict[str, Any] = {
+def weights_data(index_weights: FloatArray) -> dict[str, Any]:
+    """Return index weights [S] as plain data by name, without weights that are off: the content of a weights file, and
+    an entry of an agent's manifest."""
+    named = zip(WEIGHT_NAMES, map(float, index_weights[: len(OFF)]), strict=True)
+    data: dict[str, Any] = {
         "format": FORMAT,
         "weights": {name: value for name, value in named if value != OFF[name]},
     }
-    if len(vector) > len(OFF):
-        content["network"] = {**steering_meaning(len(vector))["network"], "numbers": vector[len(OFF) :].tolist()}
-    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
+    if len(index_weights) > len(OFF):
+        data["network"] = {**_NETWORK, "numbers": index_weights[len(OFF) :].tolist()}
+    return data
+
+
+def weights_of(data: object, place: Callable[[tuple[str, ...]], str]) -> FloatArray:
+    """Return the index weights [S] of plain data by name. place: where the value of these keys is, for errors.
+
+    Raises CheckpointError, naming place and key, for unknown names or numbers, or a network with other features.
+    """
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise CheckpointError(f"{place(())}: no index weights, expected format: {FORMAT}")
+    if unknown := next((key for key in data if key not in ("format", "weights", "network")), None):
+        raise CheckpointError(f"{place((unknown,))}: unknown key {unknown}, expected format, weights and network")
+    weights = data.get("weights")
+    if not isinstance(weights, dict):
+        raise CheckpointError(f"{place(('weights',))}: weights: expected numbers by name")
+    for name, value in weights.items():
+        said = f"{place(('weights', str(name)))}: weights.{name}"
+        if name not in OFF:
+            near = difflib.get_close_matches(str(name), WEIGHT_NAMES, 1, 0.0)[0]
+            raise CheckpointError(f"{said}: unknown weight, did you mean {near}?")
+        if not _is_weight(value):
+            raise CheckpointError(f"{said}: expected a number {_LIMITS}, got {one_line(repr(value), 60)}")
+    found = np.array([float(weights.get(name, off)) for name, off in OFF.items()])
+    if data.get("network") is None:
+        return found
+    return np.concatenate([found, _network(data["network"], place(("network",)))])
+
+
+def _network(given: object, place: str) -> FloatArray:
+    """Check and return a network [NETWORK_SIZE]."""
+    if not isinstance(given, dict) or {**given, "numbers": None} != {**_NETWORK, "numbers": None}:
+        raise CheckpointError(f"{place}: network: expected the features and units of this version: train it again")
+    numbers = given.get("numbers")
+    if not isinstance(numbers, list) or len(numbers) != NETWORK_SIZE or not all(map(_is_weight, numbers)):
+        raise CheckpointError(f"{place}: network.numbers: expected {NETWORK_SIZE} numbers {_LIMITS}")
+    return np.array(numbers, dtype=np.float64)
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_WEIGHT
+
+
+def save_index_weights(index_weights: FloatArray, path: Path) -> None:
+    """Write index weights [S] as YAML. Raises CheckpointError if the file cannot be written."""
+    text = yaml.safe_dump(weights_data(index_weights), sort_keys=False, default_flow_style=None, width=120)
     write_text(path, text, "index weights")
 
 
-def load_weights(path: Path) -> FloatArray:
-    """Read the steering vector [S] of a file: weights, and the network if there is one.
-
-    Raises CheckpointError, naming file, line and key, if the file has no weights, or its network has other features.
-    """
+def load_index_weights(path: Path) -> FloatArray:
+    """Read the index weights [S] of a YAML file. Raises CheckpointError, naming file, line and key, if it is broken."""
     file = read_yaml(path, "index weights", CheckpointError)
-    if file.data.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: not a file of index weights, expected format: {FORMAT}")
-    if unknown := next((key for key in file.data if key not in ("format", "weights", "network")), None):
-        raise CheckpointError(f"{file.place((unknown,))}: unknown key {unknown}, expected format, weights and network")
-    weights = file.data.get("weights")
-    if not isinstance(weights, dict):
-        raise CheckpointError(f"{file.place(('weights',))}: weights: expected numbers by feature")
-    for name in weights:
-        if name not in OFF:
-            near = difflib.get_close_matches(str(name), STEERING_FEATURES, 1, 0.0)[0]
-            place = f"{file.place(('weights', str(name)))}: weights.{name}"
-            raise CheckpointError(f"{place}: unknown feature, did you mean {near}?")
-    found = np.array([_number(file, name, weights.get(name, off)) for name, off in OFF.items()])
-    return found if file.data.get("network") is None else np.concatenate([found, _network(file)])
-
-
-def _network(file: YamlFile) -> FloatArray:
-    """Check and return the network [NETWORK_SIZE] of a file."""
-    given, place = file.data["network"], file.place(("network",))
-    listed = given.get("numbers") if isinstance(given, dict) else None
-    numbers = np.array(listed, dtype=object).reshape(-1)
-    if not all(isinstance(value, int | float) and abs(value) <= LARGEST_WEIGHT for value in numbers):
-        limits = f"from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
-        raise CheckpointError(f"{place}: network.numbers: expected numbers {limits}")
-    try:
-        return _widened(numbers.astype(np.float64), given)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{place}: network: {one_line(str(error), 120)}, expected one of this version: train it again"
-        ) from None
-
-
-def _number(file: YamlFile, name: str, value: object) -> float:
-    """Check and return the value of an entry."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_WEIGHT:
-        place, got = f"{file.place(('weights', name))}: weights.{name}", one_line(repr(value), 60)
-        raise CheckpointError(f"{place}: expected a number from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}, got {got}")
-    return float(value)
+    return weights_of(file.data, lambda keys: file.place(keys) if keys else str(path))

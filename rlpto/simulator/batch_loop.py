@@ -353,7 +353,7 @@ def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
 
 @njit()
 def decide_and_run(loop: Loop, b: int, weights: FloatArray, total: AnyArray) -> None:
-    """Decide with weights [1, STEERING_FEATURES], run cluster b to the next decision, and look around.
+    """Decide with weights [1, WEIGHT_NAMES], run cluster b to the next decision, and look around.
 
     Call it after `look_around`. The interval is added to total [1] INTERVAL.
     """

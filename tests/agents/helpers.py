@@ -40,7 +40,7 @@ def make_setup(seeds: tuple[int, ...] = (1, 2, 3), **env: Any) -> EnvSetup:
     """Three workloads on two nodes of four GPUs."""
     given = {"max_jobs": 6, "horizon": 2, **env}
     settings = EnvSettings.model_validate(given | {"episode": {"min_hours": 0.3, "max_hours": 1.0}})
-    start = IndexWeights().vector()
+    start = IndexWeights().array()
     return EnvSetup(NODES, tuple(map(workload, seeds)), TABLES, SIMULATOR, QUEUE, REWARD, settings, start)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS, NOT_TRAINED, STEERING, TRAINED, state_of
+from rlpto.agents.archive import AGENT, CHECKPOINT, INDEX_WEIGHTS, KINDS, NOT_TRAINED, TRAINED, state_of
 from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.policy import Agent, AgentOptions, shown_label
 from rlpto.agents.ppo import JobSetPolicy
@@ -104,10 +104,10 @@ def test_pretrained_agents_go_by_their_name(decided: Path, tmp_path: Path, monke
 def test_an_agent_that_ships_as_trained_is_trained_and_can_be_used(name: str) -> None:
     path = example_config(name) or Path()
     archive = read_archive(path, KINDS)
-    if STEERING not in archive.arrays:
+    if INDEX_WEIGHTS not in archive.manifest:
         assert agent_of(archive, path).env.max_jobs == archive.manifest["env"]["max_jobs"]
     Agent(AgentOptions(file=path))
-    assert state_of(archive.arrays) == TRAINED
+    assert state_of(archive.manifest, archive.arrays) == TRAINED
     assert archive.manifest["steps"] > 0
 
 

@@ -1,4 +1,4 @@
-"""Training on whole windows: steering vectors with a network of per-job bonuses."""
+"""Training on whole windows: index weights with a network of per-job bonuses."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, TRAINED, state_of
+from rlpto.agents.archive import INDEX_WEIGHTS, KINDS, NOT_TRAINED, TRAINED, index_weights_of, state_of
 from rlpto.agents.checkpoint import Identity, export_agent
 from rlpto.agents.policy import Agent, AgentOptions
 from rlpto.agents.settings import AgentSettings, WindowSettings
 from rlpto.agents.trained import StartingAgent
 from rlpto.agents.training_loop import TrainingResult
-from rlpto.agents.window_training import WEIGHTS, Learner, SteeringSpace, evolve, learn_by_ppo, train_on_windows
+from rlpto.agents.window_training import WEIGHTS, Learner, WeightSpace, evolve, learn_by_ppo, train_on_windows
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
@@ -31,7 +31,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
-from rlpto.policies.index_weights import STEERING_FEATURES, VECTOR_SIZES, IndexWeights, load_weights
+from rlpto.policies.index_weights import SIZES, WEIGHT_NAMES, IndexWeights, load_index_weights
 from rlpto.policies.rigid import Fifo
 from tests.agents.helpers import IDENTITY, make_setup, schedule, validation_of, workload
 from tests.agents.helpers import train_small as decide_small
@@ -39,7 +39,7 @@ from tests.agents.test_training import stop_after
 from tests.envs.builders import make_noise
 from tests.small import SMALL
 
-POOR = IndexWeights(remaining=0.5, held=0.0, start=-1.0).vector()
+POOR = IndexWeights(remaining=0.5, held=0.0, start=-1.0).array()
 """A start that puts short jobs off: nearly anything is better."""
 
 
@@ -98,6 +98,10 @@ def test_one_window_that_costs_a_thousand_times_as_much_does_not_decide(learn: C
     np.testing.assert_array_equal(moved(1.0), moved(1000.0))
 
 
+def learnt_in(path: Path) -> FloatArray:
+    return index_weights_of(read_archive(path, KINDS), path)
+
+
 def test_training_mends_a_poor_start(tmp_path: Path) -> None:
     setup = make_setup(tuple(range(1, 13)))
     poor = replace(setup, start=POOR)
@@ -106,14 +110,14 @@ def test_training_mends_a_poor_start(tmp_path: Path) -> None:
     )
     assert found.best > 0.05
     fresh = WindowPool(replace(poor, workloads=tuple(map(workload, range(20, 30)))))
-    vector = load_weights(tmp_path / WEIGHTS)
+    vector = load_index_weights(tmp_path / WEIGHTS)
     assert fresh.losses(np.repeat(vector[None], 10, axis=0), np.arange(10)).mean() < 0
 
 
 def test_before_the_first_update_it_is_the_index(tmp_path: Path) -> None:
     setup = make_setup()
-    space = SteeringSpace.around(setup.start, 0.1, 0.3, 7)
-    vector = space.vectors(np.zeros((1, space.size)))[0]
+    space = WeightSpace.around(setup.start, 0.1, 0.3, 7)
+    vector = space.index_weights(np.zeros((1, space.size)))[0]
     pool = WindowPool(setup)
     assert not pool.losses(np.repeat(vector[None], 3, axis=0), np.arange(3)).any()
     outcome = train_small(tmp_path, chosen={"learning_rate": 1e-15})
@@ -124,9 +128,9 @@ def test_before_the_first_update_it_is_the_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("chosen", "moves"), [({"network": 0.0}, "weights"), ({"constants": 0.0}, "network")])
 def test_constants_and_network_can_be_learnt_apart(tmp_path: Path, chosen: dict[str, float], moves: str) -> None:
     train_small(tmp_path, chosen=chosen)
-    vector, start = read_archive(tmp_path / "last.safetensors", KINDS).arrays[STEERING], IndexWeights().vector()
+    vector, start = learnt_in(tmp_path / "last.safetensors"), IndexWeights().array()
     assert np.array_equal(vector[: len(start)], start) == (moves == "network")
-    assert len(vector) == VECTOR_SIZES[moves == "network"]
+    assert len(vector) == SIZES[moves == "network"]
 
 
 def test_losses_do_not_depend_on_the_number_of_threads_or_the_order() -> None:
@@ -134,7 +138,7 @@ def test_losses_do_not_depend_on_the_number_of_threads_or_the_order() -> None:
     noisy = tuple(replace(own, noise=make_noise(at, len(own.jobs))) for at, own in enumerate(setup.workloads))
     setup = replace(setup, workloads=noisy)
     networks, windows = np.random.default_rng(0).normal(size=(12, NETWORK_SIZE)), np.arange(12) % 6
-    candidates = np.concatenate([np.tile(IndexWeights().vector(), (12, 1)), networks], axis=1)
+    candidates = np.concatenate([np.tile(IndexWeights().array(), (12, 1)), networks], axis=1)
     one, two = (WindowPool(setup, threads=threads).losses(candidates, windows) for threads in (1, 3))
     assert one.tobytes() == two.tobytes()
     backwards = WindowPool(setup, threads=1).losses(candidates[::-1], windows[::-1])[::-1]
@@ -148,16 +152,17 @@ def test_the_agent_decides_as_in_training_wherever_its_vector_is_used(tmp_path: 
     train_small(tmp_path / "run", setup, chosen={"learning_rate": 2.0, "windows": 64})
     export_agent(tmp_path / "run" / "last.safetensors", tmp_path / "agent.safetensors")
     archive = read_archive(tmp_path / "agent.safetensors", KINDS)
-    assert state_of(archive.arrays) == TRAINED
-    assert set(archive.arrays) == {STEERING, "steering/start"}
+    assert state_of(archive.manifest, archive.arrays) == TRAINED
+    assert not archive.arrays
+    learnt = learnt_in(tmp_path / "agent.safetensors")
     agent = Agent(AgentOptions(file=tmp_path / "agent.safetensors"))
     jobs = setup.workloads[0].jobs
-    mine, its = schedule(agent, jobs, setup.workloads[0].seed), schedule(Index(steering=archive.arrays[STEERING]), jobs)
+    mine, its = schedule(agent, jobs, setup.workloads[0].seed), schedule(Index(index_weights=learnt), jobs)
     np.testing.assert_array_equal(mine.jobs.finish_time, its.jobs.finish_time)
     plain = schedule(Index(), jobs)
     assert not np.array_equal(mine.jobs.finish_time, plain.jobs.finish_time)
     pool = WindowPool(setup)
-    lost = pool.losses(archive.arrays[STEERING][None], np.zeros(1, dtype=np.int64))[0]
+    lost = pool.losses(learnt[None], np.zeros(1, dtype=np.int64))[0]
     earned, base = mine.decisions.reward.sum(), plain.decisions.reward
     time = -base[:, REWARD_PARTS.index("time")].sum()
     assert (base.sum() - earned) / time == pytest.approx(lost, rel=1e-9)
@@ -186,8 +191,8 @@ def test_agents_learn_where_jobs_fit_their_own_speeds(tmp_path: Path) -> None:
 def test_a_best_vector_is_a_file_of_weights_for_the_index_and_a_start_for_either_way(
     trained: Path, tmp_path: Path
 ) -> None:
-    best = read_archive(trained / "best.safetensors", KINDS).arrays[STEERING]
-    np.testing.assert_array_equal(load_weights(trained / WEIGHTS), best)
+    best = learnt_in(trained / "best.safetensors")
+    np.testing.assert_array_equal(load_index_weights(trained / WEIGHTS), best)
     Index(IndexOptions(weights=trained / WEIGHTS))
     learnt = replace(make_setup(), start=best)
     assert train_small(tmp_path / "second", learnt).finished
@@ -196,22 +201,20 @@ def test_a_best_vector_is_a_file_of_weights_for_the_index_and_a_start_for_either
 
 
 def test_weights_that_look_at_accuracy_are_learnt_where_the_reward_counts_its_shortfall(tmp_path: Path) -> None:
-    at = STEERING_FEATURES.index("slope")
+    at = WEIGHT_NAMES.index("slope")
     for shortfall in (0.0, 8.0):
         setup = replace(make_setup(), reward=RewardWeights(shortfall=shortfall))
         train_small(tmp_path / str(shortfall), setup, chosen={"network": 0.0})
-        learnt = read_archive(tmp_path / str(shortfall) / "last.safetensors", KINDS).arrays[STEERING]
+        learnt = learnt_in(tmp_path / str(shortfall) / "last.safetensors")
         assert (learnt[at] != 0.0) == (shortfall > 0.0)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("network: {hidden: 8}", "network.numbers: expected"),
-        ("network: {hidden: 8, numbers: [1.0]}", "network: a network of 0 features, 8 units and 1 numbers"),
-        ("network: {job_features: [colour], hidden: 8, numbers: [1.0]}", "network: a network that sees colour"),
-        ("network: {hidden: null, numbers: [1.0]}", "network: its hidden"),
-        ("numbers: [1.0]", "network: a network of 27 features, 16 units and 1 numbers"),
+        ("network: {hidden: 8, numbers: [1.0]}", "network: expected the features and units of this version"),
+        ("network: [1.0]", "network: expected the features and units of this version"),
+        ("numbers: [1.0]", "network.numbers: expected 482 numbers from -1000 to 1000"),
         ("numbers: null", "network.numbers: expected"),
     ],
 )
@@ -219,16 +222,16 @@ def test_a_network_that_is_none_is_refused(trained: Path, tmp_path: Path, conten
     text = (trained / WEIGHTS).read_text()
     (tmp_path / "bad.yaml").write_text(text[: text.index(content.split()[0])] + f"{content}\n")
     with pytest.raises(CheckpointError, match=reason):
-        load_weights(tmp_path / "bad.yaml")
+        load_index_weights(tmp_path / "bad.yaml")
 
 
 def test_a_file_of_another_version_or_training_is_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="other settings"):
         train_small(trained, chosen={"learning_rate": 0.5}, identity=Identity("other", 5, {}), resume=True)
     archive = read_archive(trained / "last.safetensors", KINDS)
-    meaning = {**archive.manifest["meaning"], "steering_features": ["colour"]}
-    write_archive(tmp_path / "old.safetensors", {**archive.manifest, "meaning": meaning}, archive.arrays, "a test")
-    with pytest.raises(CheckpointError, match=r"old.safetensors: made by RLPTO .*unknown here: its steering_features"):
+    foreign = archive.manifest[INDEX_WEIGHTS] | {"weights": {"colour": 1.0}}
+    write_archive(tmp_path / "old.safetensors", archive.manifest | {INDEX_WEIGHTS: foreign}, {}, "a test")
+    with pytest.raises(CheckpointError, match=r"old.safetensors: index_weights: weights.colour: unknown weight"):
         Agent(AgentOptions(file=tmp_path / "old.safetensors"))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlpto.experiments.config import load_config, resolved_yaml
 from rlpto.experiments.experiment import Experiment
-from rlpto.policies.index_weights import IndexWeights, save_weights
+from rlpto.policies.index_weights import IndexWeights, save_index_weights
 from rlpto.policies.registry import available, own_policies, plugin_files
 from tests.plugins import SHOCKWAVE, install, policies_of
 
@@ -129,13 +129,13 @@ def written(folder: str = "runs/small") -> dict[str, int]:
 
 @pytest.mark.slow
 def test_cells_of_weights_that_have_changed_are_run_again_and_no_others(rlpto) -> None:
-    save_weights(IndexWeights().vector(), Path("w.yaml"))
+    save_index_weights(IndexWeights().array(), Path("w.yaml"))
     arguments = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,index:weights=w.yaml")
     assert rlpto(*arguments).code == 0
     before = written()
     assert rlpto(*arguments).code == 0
     assert written() == before
-    save_weights(IndexWeights(held=3.25).vector(), Path("w.yaml"))
+    save_index_weights(IndexWeights(held=3.25).array(), Path("w.yaml"))
     assert rlpto(*arguments).code == 0
     assert {name: written()[name] for name in before} == before
     assert len(written()) == len(before) + 2, "two windows of the index"

@@ -306,7 +306,7 @@ def test_a_file_that_is_no_agent_of_this_version_is_not_put_in_place(
     hub: Hub, ask: Ask, agent: Path, tmp_path: Path
 ) -> None:
     archive = read_archive(agent, KINDS)
-    foreign = archive.manifest | {"meaning": archive.manifest["meaning"] | {"steering_features": ["other"]}}
+    foreign = archive.manifest | {"index_weights": {"format": "other"}}
     write_archive(tmp_path / "foreign.safetensors", foreign, archive.arrays, "one")
     agents = {"cut": agent.read_bytes()[:-100], "foreign": (tmp_path / "foreign.safetensors").read_bytes()}
     for name, content in (agents | {"large": bytes(8_000_001)}).items():
@@ -314,9 +314,7 @@ def test_a_file_that_is_no_agent_of_this_version_is_not_put_in_place(
     before = set(tmp_path.iterdir())
     refused = ask("load", "me/cut", "-o", "x.safetensors")
     refused.assert_refused("me/cut: agent.safetensors", "truncated, damaged or foreign", f"expected {AGENT}")
-    ask("load", "me/foreign", "-o", "x.safetensors").assert_refused(
-        "me/foreign: agent.safetensors", "steering_features"
-    )
+    ask("load", "me/foreign", "-o", "x.safetensors").assert_refused("me/foreign: agent.safetensors", "no index weights")
     ask("load", "me/large", "-o", "x.safetensors").assert_refused(
         "agent.safetensors has 8000001 bytes, expected at most 8000000"
     )

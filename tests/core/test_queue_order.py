@@ -96,10 +96,10 @@ class TestPolicies:
 
     def test_only_strict_classes_start_before_what_the_index_prefers(self):
         jobs = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
-        size = Index(steering=IndexWeights(remaining=-2.0, priority=0.0).vector())
+        size = Index(index_weights=IndexWeights(remaining=-2.0, priority=0.0).array())
         assert size(ordered(jobs, 1, STRICT)).gpus.tolist() == [1, 0]
         assert size(ordered(jobs, 1, WEIGHTED)).gpus.tolist() == [0, 1]
-        classes = Index(steering=IndexWeights(remaining=0.0, priority=1.0).vector())
+        classes = Index(index_weights=IndexWeights(remaining=0.0, priority=1.0).array())
         assert classes(ordered(jobs, 1, WEIGHTED)).gpus.tolist() == [1, 0], "a weight of its own is obeyed"
 
     @pytest.mark.parametrize("policy", sorted(set(BUILT_IN) - set(OF_CLASSES) - {"agent", "index"}))

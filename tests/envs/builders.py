@@ -20,7 +20,7 @@ from ..builders import random_jobs, random_tables
 
 NODES = ClusterShape((Node(4, price=3.0), Node(4), Node(2)))
 TABLES = random_tables(1, 8, 20.0)
-START = IndexWeights().vector()
+START = IndexWeights().array()
 SHORT = EpisodeSettings(min_hours=0.2, max_hours=0.8)
 WHOLE = EpisodeSettings(min_hours=1e6, max_hours=1e6, warm_start=0.0)
 """Episodes that go from the first job to the last."""

@@ -130,7 +130,7 @@ class TestEpisodes:
 @pytest.mark.parametrize(
     ("action", "said"),
     [
-        (np.zeros(3), "a number for each steering weight"),
+        (np.zeros(3), "a number for each index weight"),
         (np.full(len(ACTION_FEATURES), np.nan), "expected finite numbers, got NaN or infinity"),
     ],
 )

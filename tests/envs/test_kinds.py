@@ -17,7 +17,7 @@ from rlpto.performance.size_table import largest_sizes
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index
-from rlpto.policies.index_weights import STEERING_FEATURES
+from rlpto.policies.index_weights import WEIGHT_NAMES
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -60,12 +60,12 @@ def test_windows_on_several_kinds_are_played_as_the_simulator_runs_them(
     known, reward = Knowledge(remaining=remaining, tail=2.0), RewardWeights(shortfall=shortfall)
     setup = replace(setup, shape=NODES, knowledge=known, reward=reward)
     vector = np.concatenate([START, np.random.default_rng(1).normal(size=NETWORK_SIZE)])
-    vector[STEERING_FEATURES.index("slope")] = shortfall / 8
+    vector[WEIGHT_NAMES.index("slope")] = shortfall / 8
     parts, _ = WindowPool(setup).play(np.repeat(vector[None], 3, axis=0), np.arange(3))
     moved = 0
     for window in range(3):
         cluster = setup.make_cluster(window)
-        record = run(cluster, Index(steering=vector), setup.queue, setup.reward)
+        record = run(cluster, Index(index_weights=vector), setup.queue, setup.reward)
         np.testing.assert_allclose(parts[window], record.decisions.reward.sum(axis=0), rtol=1e-9)
         moved += int(np.count_nonzero(cluster.tables.kind[cluster.store.type_index]))
     assert 0 < moved < 75, "jobs have run on both kinds"

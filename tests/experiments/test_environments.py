@@ -21,7 +21,7 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.workload import window_seed
 from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.policies.index import Index
-from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, save_weights
+from rlpto.policies.index_weights import WEIGHT_NAMES, IndexWeights, save_index_weights
 
 from ..small import SMALL
 
@@ -91,11 +91,11 @@ class TestPreparation:
     def test_a_changed_file_is_read_again(self, tmp_path: Path):
         config, weights = tmp_path / "config.yaml", tmp_path / "weights.yaml"
         small = "cluster: {nodes: [{gpus: 8}]}\nworkload: {days: 1, load: 0.5, windows: {hours: 2}}\n"
-        save_weights(IndexWeights().vector(), weights)
+        save_index_weights(IndexWeights().array(), weights)
         config.write_text(small + "env: {start: weights.yaml}\n")
         first = cluster_env(config)
         assert cluster_env(config).setup is first.setup
-        save_weights(IndexWeights(gain=2.0).vector(), weights)
+        save_index_weights(IndexWeights(gain=2.0).array(), weights)
         second = cluster_env(config)
         assert second.setup.start[0] == 2.0
         config.write_text(small.replace("8", "4") + "env: {start: weights.yaml}\n")
@@ -192,13 +192,13 @@ class TestSetup:
 
 
 def test_the_start_is_the_plain_index_or_what_a_file_says(tmp_path: Path):
-    np.testing.assert_array_equal(start_weights(SMALL), IndexWeights().vector())
+    np.testing.assert_array_equal(start_weights(SMALL), IndexWeights().array())
     config = tmp_path / "here" / "config.yaml"
     config.parent.mkdir()
     config.write_text("env: {start: ../weights.yaml}\n")
-    steering = np.linspace(-1, 1, len(STEERING_FEATURES))
-    save_weights(steering, tmp_path / "weights.yaml")
-    np.testing.assert_array_equal(start_weights(load_config(config)), steering)
+    index_weights = np.linspace(-1, 1, len(WEIGHT_NAMES))
+    save_index_weights(index_weights, tmp_path / "weights.yaml")
+    np.testing.assert_array_equal(start_weights(load_config(config)), index_weights)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from rlpto.performance.measurements import read_measurements
 from rlpto.performance.profiles import builtin_profiles, load_file, profile_yaml
 from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import (
-    STEERING_FEATURES,
-    load_weights,
-    save_weights,
+    WEIGHT_NAMES,
+    load_index_weights,
+    save_index_weights,
 )
 from rlpto.workloads.arrival_counts import arrivals_per_interval, read_series
 from rlpto.workloads.calibration import load_calibration
@@ -51,9 +51,9 @@ def test_config(draw: Draw, folder: Path) -> None:
 @fuzzed()
 def test_index_weights(draw: Draw, folder: Path) -> None:
     path = folder / "weights.yaml"
-    save_weights(np.zeros(len(STEERING_FEATURES)), path)
+    save_index_weights(np.zeros(len(WEIGHT_NAMES)), path)
     path.write_bytes(draw(broken_yaml(path.read_text())))
-    assert np.isfinite(load_weights(path)).all()
+    assert np.isfinite(load_index_weights(path)).all()
 
 
 @fuzzed()

@@ -18,7 +18,7 @@ from rlpto.io.reading import MIB, check_finite, read_json, read_text
 from rlpto.io.settings import Settings
 from rlpto.io.yaml_file import read_yaml
 from rlpto.performance.profiles import load_file
-from rlpto.policies.index_weights import load_weights
+from rlpto.policies.index_weights import load_index_weights
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.importers import import_trace
 
@@ -53,7 +53,7 @@ YAML_BOMBS = {
 }
 
 
-@pytest.mark.parametrize("read", [load_config, load_file, load_weights, load_calibration])
+@pytest.mark.parametrize("read", [load_config, load_file, load_index_weights, load_calibration])
 @pytest.mark.parametrize("bomb", YAML_BOMBS)
 def test_every_reader_of_yaml_is_bounded(read: Callable[[Path], object], bomb: str, tmp_path: Path) -> None:
     text, reason = YAML_BOMBS[bomb]

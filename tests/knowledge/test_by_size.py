@@ -60,7 +60,7 @@ def batch(shared: bool) -> CompiledBatch:
 def test_jobs_look_short_until_they_or_where_fits_are_shared_one_like_them_have_trained(shared: bool) -> None:
     found = batch(shared)
     begin(found, 0, 0)
-    loop, weights = found.loop, IndexWeights().vector()[None]
+    loop, weights = found.loop, IndexWeights().array()[None]
     first = loop.shown.jobs[0, 0]["remaining"] / loop.shown.speed[0, 0, 1:]
     np.testing.assert_allclose(first, 900.0)
     while loop.world.clusters[0]["arrived"] < 2:

@@ -11,24 +11,15 @@ from hypothesis import strategies as st
 from rlpto.core.cluster import ClusterState
 from rlpto.io.errors import CheckpointError
 from rlpto.io.paths import example_config, example_names
-from rlpto.policies.bonus_network import (
-    CLUSTER_FEATURES,
-    CONTEXT_FEATURES,
-    FEATURES,
-    HIDDEN,
-    JOB_FEATURES,
-    OUTPUTS,
-)
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import (
     FORMAT,
     INDEX_FEATURES,
     OFF,
-    STEERING_FEATURES,
+    WEIGHT_NAMES,
     IndexWeights,
-    load_weights,
-    save_weights,
-    steering_vector,
+    load_index_weights,
+    save_index_weights,
 )
 from rlpto.policies.registry import make_policy
 
@@ -77,7 +68,7 @@ CASES: dict[str, tuple[list[J], int, dict[str, float], list[int]]] = {
 def test_a_decision_by_hand(case: str) -> None:
     jobs, capacity, weights, expected = CASES[case]
     state = make_state(jobs, capacity, time=7200.0)
-    assert Index(steering=IndexWeights(**(ZERO | weights)).vector())(state).gpus.tolist() == expected
+    assert Index(index_weights=IndexWeights(**(ZERO | weights)).array())(state).gpus.tolist() == expected
 
 
 def test_slope_gives_gpus_of_a_converged_job_to_one_that_has_yet_to_learn() -> None:
@@ -89,8 +80,8 @@ def test_slope_gives_gpus_of_a_converged_job_to_one_that_has_yet_to_learn() -> N
         tables = make_tables([[[[0.01 * k**0.7] * 4 for k in range(1, 9)]]], accuracy=curve)
         cluster = make_cluster([job(i, epochs=4.0, max_gpus=8) for i in range(2)], tables, [gpus])
         cluster.store.progress[:] = progress
-        steering = IndexWeights(**(ZERO | {"gain": 1.0} | weights)).vector()
-        return Index(steering=steering)(cluster.state()).gpus.tolist()
+        weighted = IndexWeights(**(ZERO | {"gain": 1.0} | weights)).array()
+        return Index(index_weights=weighted)(cluster.state()).gpus.tolist()
 
     assert given_to([0.0, 3.5], 8) == [4, 4]
     early, late = given_to([0.0, 3.5], 8, slope=1.0)
@@ -120,10 +111,10 @@ class TestWorthOfAnHour:
     WEIGHTS = ZERO | {"gain": 1.0}
 
     def gpus(self, state: ClusterState, price: float, **weights: float) -> int:
-        vector = IndexWeights(**self.WEIGHTS).vector()
+        vector = IndexWeights(**self.WEIGHTS).array()
         for name, value in {"price": np.log(price), **weights}.items():
-            vector[STEERING_FEATURES.index(name)] = value
-        return int(Index(steering=vector)(state).gpus[0])
+            vector[WEIGHT_NAMES.index(name)] = value
+        return int(Index(index_weights=vector)(state).gpus[0])
 
     @given(st.floats(0.0, 3.99), st.floats(0.05, 20.0), st.sampled_from([0.3, 0.5, 0.8]))
     @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -152,78 +143,36 @@ class TestWorthOfAnHour:
         tables = make_tables([[[[1e-4 * k**0.7] * 4 for k in range(1, 9)]]], accuracy=np.linspace(0.1, 0.9, 5))
         cluster = make_cluster([job(i, epochs=4.0, max_gpus=8) for i in range(2)], tables, [8])
         cluster.store.progress[:] = [0.0, 3.9]
-        vector = IndexWeights(**self.WEIGHTS).vector()
-        vector[[STEERING_FEATURES.index("worth"), STEERING_FEATURES.index("worth_growth")]] = 8.0, 1.0
-        early, late = Index(steering=vector)(cluster.state()).gpus
+        vector = IndexWeights(**self.WEIGHTS).array()
+        vector[[WEIGHT_NAMES.index("worth"), WEIGHT_NAMES.index("worth_growth")]] = 8.0, 1.0
+        early, late = Index(index_weights=vector)(cluster.state()).gpus
         assert early > late
-
-
-def test_a_network_of_an_earlier_version_decides_as_it_did() -> None:
-    """Eight units that saw 21 features, against the formula written out."""
-    rng, features, units = np.random.default_rng(3), len(JOB_FEATURES) + len(CLUSTER_FEATURES), 8
-    old = rng.normal(size=units * (features + 1) + OUTPUTS * (units + 1))
-    meaning = {
-        "steering_features": list(STEERING_FEATURES[:-3]),
-        "network": {"job_features": list(JOB_FEATURES), "cluster_features": list(CLUSTER_FEATURES), "hidden": units},
-    }
-    vector = steering_vector(np.concatenate([np.arange(len(STEERING_FEATURES) - 3.0), old]), meaning)
-    assert vector[: len(STEERING_FEATURES)].tolist() == [*range(len(STEERING_FEATURES) - 3), 0, 0, 0]
-    first, last = np.split(old, [units * (features + 1)])
-    inner, outer = first.reshape(-1, units), last.reshape(-1, OUTPUTS)
-    wide = vector[len(STEERING_FEATURES) :]
-    for _ in range(20):
-        seen, context = rng.normal(size=features), rng.normal(size=len(CONTEXT_FEATURES))
-        hidden = inner[-1] + seen @ inner[:-1]
-        expected = outer[-1] + hidden / (1 + abs(hidden)) @ outer[:-1]
-        now, then = np.split(wide, [HIDDEN * (FEATURES + 1)])
-        both = now.reshape(-1, HIDDEN)[-1] + np.concatenate([seen, context]) @ now.reshape(-1, HIDDEN)[:-1]
-        found = then.reshape(-1, OUTPUTS)[-1] + both / (1 + abs(both)) @ then.reshape(-1, OUTPUTS)[:-1]
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("meaning", "reason"),
-    [
-        ({}, "its steering_features"),
-        ({"steering_features": [{"gain": 1}]}, "its steering_features"),
-        ({"steering_features": ["gain", "gain"]}, "its steering_features"),
-        ({"steering_features": ["colour"]}, "its steering_features"),
-        ({"steering_features": list(STEERING_FEATURES)}, "3 numbers for 23 steering_features"),
-        ({"steering_features": ["gain"]}, "its hidden units"),
-        ({"steering_features": ["gain"], "network": {"hidden": 8, "job_features": "age"}}, "its hidden units"),
-        ({"steering_features": ["gain"], "network": {"hidden": 10**9}}, "a network of 0 features"),
-        ({"steering_features": ["gain"], "network": {"hidden": 8, "job_features": [["age"]]}}, "a network that sees"),
-    ],
-)
-def test_a_meaning_that_this_version_does_not_know_is_refused(meaning: dict[str, object], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        steering_vector(np.ones(3), meaning)
 
 
 class TestFile:
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.tuples(*[st.sampled_from([0.0, -20.0, 1.0, 3.25]) | st.floats(-1000, 1000)] * len(OFF)))
     def test_what_is_saved_is_what_is_loaded(self, tmp_path: Path, numbers: tuple[float, ...]) -> None:
-        save_weights(np.array(numbers), tmp_path / "deep" / "w.yaml")
-        np.testing.assert_array_equal(load_weights(tmp_path / "deep" / "w.yaml"), numbers)
+        save_index_weights(np.array(numbers), tmp_path / "deep" / "w.yaml")
+        np.testing.assert_array_equal(load_index_weights(tmp_path / "deep" / "w.yaml"), numbers)
         assert [file.name for file in (tmp_path / "deep").iterdir()] == ["w.yaml"], "no temporary file is left"
 
     def test_a_file_may_leave_out_what_is_off(self, tmp_path: Path) -> None:
         path = tmp_path / "index.yaml"
         path.write_text(f"format: {FORMAT}\nweights: {{gain: 1, remaining: -0.25}}\n")
-        assert dict(zip(STEERING_FEATURES, load_weights(path), strict=True)) == OFF | {"gain": 1.0, "remaining": -0.25}
+        assert dict(zip(WEIGHT_NAMES, load_index_weights(path), strict=True)) == OFF | {"gain": 1.0, "remaining": -0.25}
         assert list(make_policy(f"index:weights={path}")(make_state(LONG_FIRST, 8)).gpus) == [0, 8]
 
     @pytest.mark.parametrize("name", example_names("tuned"))
     def test_every_tuned_file_is_one(self, name: str) -> None:
         path = example_config(name)
-        assert np.isfinite(load_weights(path)).all()
+        assert np.isfinite(load_index_weights(path)).all()
 
     @pytest.mark.parametrize(
         ("text", "said"),
         [
             (f"format: {FORMAT}\nweights: {{}}\nmore: 1\n", "w.yaml:3: unknown key more"),
-            ({"pric": 1.0}, "weights.pric: unknown feature, did you mean price?"),
+            ({"pric": 1.0}, "weights.pric: unknown weight, did you mean price?"),
             ({"held": 1e4}, "w.yaml:3: weights.held: expected a number from -1000 to 1000, got 10000.0"),
         ],
     )
@@ -231,7 +180,7 @@ class TestFile:
         path = tmp_path / "w.yaml"
         path.write_text(text if isinstance(text, str) else yaml.safe_dump({"format": FORMAT, "weights": text}))
         with pytest.raises(CheckpointError) as error:
-            load_weights(path)
+            load_index_weights(path)
         assert str(error.value).startswith(str(path))
         assert said in str(error.value)
         assert "\n" not in str(error.value)

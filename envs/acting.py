@@ -15,7 +15,7 @@ from rlpto.io.errors import PolicyError
 from rlpto.policies.index import steer
 
 
-class Steering:
+class ActionPolicy:
     """Makes the decisions in a cluster that the environment makes for the same actions.
 
     name: name of the policy, for errors.
