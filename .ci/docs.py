@@ -1,5 +1,5 @@
-"""Writes the pages of the documentation site into build/docs: the pages of docs/, files that they link to, the API, and
-the pages of `site_pages.py`.
+"""Writes the pages of the documentation site into build/docs: the pages of docs/, files that they link to, the requests
+of the service, and the pages of `site_pages.py`.
 
 `make docs` runs this before zensical builds the site (`mkdocs.yml`). A link from a page to a file outside docs/ leads
 to a copy of that file under repository/, so the site needs no address of the repository.
@@ -23,17 +23,6 @@ ROOT = Path(__file__).parents[1]
 DOCS, STAGED = ROOT / "docs", ROOT / "build" / "docs"
 LINK = re.compile(r"(\[[\w./-]+(?:\.md|/)\]|\])\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 """The text of a link if it is a path, else its closing bracket; the target; the anchor."""
-MODULES: dict[str, list[str]] = {
-    "core.policy": ["Policy", "StandingPolicy", "LookaheadPolicy", "BasePolicy", "PolicyClass"],
-    "core.cluster": [],
-    "core.job_table": ["JobTable"],
-    "experiments.environments": [],
-    "bench.suite": [],
-    "bench.submissions": ["Card", "run", "verify"],
-    "bench.results": [],
-    "client": ["Client", "ServiceError"],
-}
-"""The public modules, and which of their names have docstrings on the site; all if none is named."""
 
 
 class Fields(griffe.Extension):
@@ -122,16 +111,12 @@ def main(pictures: bool) -> None:
     for path in DOCS.rglob("*"):
         if path.is_file():
             stage(path)
-    pages = {f"api/{name}": f"# rlpto.{name}\n\n::: rlpto.{name}\n" for name in MODULES}
-    for name, members in MODULES.items():
-        pages[f"api/{name}"] += f"    options: {{members: {json.dumps(members)}}}\n" if members else ""
     say("requests of the service, cases, policies")
-    pages["api/rest"] = rest_page()
     entries, wrong = entries_of([ROOT / "submissions"])
     if wrong:
         sys.exit("\n".join(wrong))
     shown = STAGED if pictures else None
-    pages |= case_pages(entries) | {"policies": gallery(own_policies(), shown, say)}
+    pages = {"api/rest": rest_page(), **case_pages(entries), "policies": gallery(own_policies(), shown, say)}
     for name, text in pages.items():
         (STAGED / f"{name}.md").parent.mkdir(exist_ok=True)
         with (STAGED / f"{name}.md").open("a", encoding="utf-8") as page:  # after what docs/ has of it
