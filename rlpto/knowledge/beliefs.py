@@ -15,14 +15,12 @@ from numpy.typing import ArrayLike
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.knowledge.bayes_fit import BayesFit, fill_log_speeds, fit_with_prior
-from rlpto.knowledge.online_fit import fit_observed
+from rlpto.knowledge.evidence import Step, columns
+from rlpto.knowledge.online_fit import fit_observed, fit_whole_steps
 from rlpto.knowledge.prior import LEVEL_SIGMA, ThroughputPrior, law_at, reference_batch
 from rlpto.performance.efficiency import BatchCandidates, BatchLimits, batch_candidates
 from rlpto.performance.fitted import SPANS
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams
-
-Observed = tuple[int, int, int]
-"""Nodes, GPUs, local batch."""
 
 
 class ChoiceRule(NamedTuple):
@@ -63,7 +61,7 @@ class ThroughputBelief:
     exponent: float = 1.0
     prior: ThroughputPrior | None = None
     unit: int = 1
-    steps: dict[Observed, tuple[float, float]] = field(default_factory=dict)
+    steps: dict[tuple[int, int, float], Step] = field(default_factory=dict)
     sizes: int = 0
     params: ThroughputParams | None = None
     _candidates: dict[int, BatchCandidates] = field(default_factory=dict)
@@ -72,23 +70,21 @@ class ThroughputBelief:
     _growth: tuple[float, FloatArray] | None = None
     _bayes: BayesFit | None = None
 
-    def observe(self, key: Observed, step: float, sync: float) -> bool:
-        """Record the seconds of a step and of its synchronisation. True if such a step was not known."""
-        if key in self.steps:
+    def observe(self, step: Step) -> bool:
+        """Record a step. True if none was known of its nodes, GPUs and local batch; otherwise the known one stays."""
+        if (key := step[:3]) in self.steps:
             return False
-        self.steps[key] = (step, sync)
+        self.steps[key] = step
         self.sizes = len({gpus for _, gpus, _ in self.steps})
         return True
 
     def fit(self) -> None:
         """Fit all observed steps."""
-        keys = np.array(list(self.steps), dtype=np.float64)
-        times = np.array(list(self.steps.values()))
-        nodes, gpus, local = keys.T
-        nodes, gpus = self._in_units(nodes, gpus)
-        rows = StepMeasurements(nodes, gpus, self.unit * local, times[:, 0], times[:, 1])
+        seen = columns(self.steps.values())
+        sizes = self._in_units(seen.nodes, seen.replicas)
+        rows = StepMeasurements(*sizes, self.unit * seen.local_batch, seen.step_time, seen.sync_time)
         if self.prior is None:
-            self.params = fit_observed(rows)
+            self.params = fit_whole_steps(rows) if np.isnan(rows.sync_time).any() else fit_observed(rows)
         else:
             last = None if self._bayes is None else self._bayes.point
             self._bayes = fit_with_prior(rows, self.prior, self._reference, last)

@@ -14,7 +14,7 @@ import numpy as np
 from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.bayes_fit import prior_for
 from rlpto.knowledge.beliefs import ThroughputBelief
-from rlpto.knowledge.job_fits import Statistics
+from rlpto.knowledge.evidence import Statistics, Step
 from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.efficiency import useful_gpus
@@ -64,7 +64,7 @@ def _speeds(
             true = truth(job_type, placement, kind)
             choice = int(np.argmax(true.rates[:, epoch]))
             size = len(placement), gpus, int(true.batches.taken[choice])
-            if belief.observe(size, float(true.step[choice]), float(true.sync[choice])):
+            if belief.observe(Step(*size, float(true.step[choice]), float(true.sync[choice]))):
                 belief.fit()
             gradients = float(true.grad_sqr[choice, epoch]), float(true.grad_var[choice, epoch])
             scale = float(true.batches.weighed[choice]) / limits.base

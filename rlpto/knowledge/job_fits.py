@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +12,8 @@ from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.knowledge.bayes_fit import prior_for
-from rlpto.knowledge.beliefs import Observed, Score, ThroughputBelief
+from rlpto.knowledge.beliefs import Score, ThroughputBelief
+from rlpto.knowledge.evidence import Statistics, Step
 from rlpto.knowledge.job_types import JobTypes
 from rlpto.knowledge.known import BeliefRules
 from rlpto.performance.fitted import SPANS
@@ -25,18 +25,6 @@ STAGES = 8
 """Number of parts of a job's remaining epochs for which other gradient statistics are expected."""
 PRIOR_WEIGHT = 0.5
 """Weight of the prior of a slope: it counts like observations with this sum of squared deviations of log batch."""
-
-
-class Statistics(NamedTuple):
-    """Squared norm and variance of a gradient, and the batch at which they were observed, in base batches."""
-
-    sqr: float
-    var: float
-    scale: float = 1.0
-
-    def at_base(self, slope: float) -> tuple[float, float]:
-        """Statistics expected at the base batch, if the variance grows with the batch to the power `slope`."""
-        return self.sqr, self.var * self.scale**-slope
 
 
 class NoiseSlopes:
@@ -191,18 +179,18 @@ class JobFits:
         self,
         job: int,
         kind: int,
-        steps: Iterable[tuple[Observed, float, float]],
+        steps: Iterable[Step],
         seen: Statistics,
         epoch: int,
         epochs: int,
     ) -> None:
-        """Record a job's observed steps (size, seconds, seconds of synchronisation) on a GPU type, and its gradients.
+        """Record a job's observed steps on a GPU type, and its gradients.
 
         seen: the last gradient statistics, observed in `epoch` of the `epochs` of its profile.
         """
         fit, own, refitted = self.fit_of(job, kind), self.type_of(job), False
-        for size, step, sync in steps:
-            refitted |= fit.observe(size, step, sync)
+        for step in steps:
+            refitted |= fit.observe(step)
         if refitted:
             self._first_kind.setdefault(self._evidence_of(job), kind)
             fit.fit()

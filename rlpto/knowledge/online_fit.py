@@ -5,6 +5,7 @@ Objective, start, bounds and fixed parameters follow AdaptDL (Qiao et al., OSDI 
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from functools import lru_cache
 
 import numpy as np
@@ -12,7 +13,8 @@ from threadpoolctl import ThreadpoolController
 
 from rlpto.io.arrays import FloatArray
 from rlpto.io.compiled import njit
-from rlpto.performance.throughput import MAX_GAMMA, NO_COST, StepMeasurements, ThroughputParams
+from rlpto.knowledge.evidence import with_sync
+from rlpto.performance.throughput import MAX_GAMMA, NO_COST, StepMeasurements, ThroughputParams, fit_throughput
 
 _START = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
 _ALPHA_C, _BETA_C, _ALPHA_N, _BETA_N, _ALPHA_R, _BETA_R, _GAMMA = range(7)
@@ -58,6 +60,20 @@ def fit_observed(rows: StepMeasurements) -> ThroughputParams:
         found[_ALPHA_N] = max(found[_ALPHA_N], _NODE_PREMIUM * found[_ALPHA_R])
         found[_BETA_N] = max(found[_BETA_N], _NODE_PREMIUM * found[_BETA_R])
     return ThroughputParams(*found.tolist())
+
+
+def fit_whole_steps(rows: StepMeasurements) -> ThroughputParams:
+    """Fit parameters to steps whose synchronisation is not known: perfect scaling from one number of GPUs, else the
+    robust fit, which is more accurate for them (docs/notes/online-fit.md)."""
+    first = np.lexsort((rows.nodes, rows.replicas))[:1]
+    per_sample, gpus = rows.step_time[first] / rows.local_batch[first], rows.replicas[first]
+    if len(np.unique(rows.replicas)) == 1:
+        return ThroughputParams(0.0, float(per_sample[0]), 0.0, 0.0, 0.0, 0.0, 1.0)
+    if gpus > 1:  # the fit needs the step of a single GPU
+        batch = rows.local_batch[first] * (1 if len(np.unique(rows.local_batch)) == 1 else gpus)
+        one = np.ones(1), np.ones(1), batch, per_sample * batch, np.zeros(1)
+        rows = StepMeasurements(*(np.concatenate(pair) for pair in zip(one, astuple(rows), strict=True)))
+    return fit_throughput(with_sync("a job", rows))
 
 
 @lru_cache(maxsize=1)

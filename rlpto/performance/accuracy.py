@@ -15,6 +15,8 @@ from rlpto.io.compiled import kernel
 from rlpto.io.errors import ProfileError
 
 MetricKind = Literal["share", "percent", "error_percent", "loss"]
+Points = tuple[tuple[float, float], ...]
+"""Values by epochs of training: (epochs, value)."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,17 @@ def to_accuracy(metric: Metric, values: FloatArray) -> FloatArray:
         untrained = mean[0] + max(mean[0] - mean[1], 0.0) if len(mean) > 1 else mean[0]
         accuracy = 1 - values / untrained
     return np.clip(accuracy, 0.0, 1.0)
+
+
+def by_epoch(name: str, points: Points) -> FloatArray:
+    """Values at the end of every whole epoch, linear between (epochs, value) points, which need not be regular. Raises
+    ProfileError if they do not reach the end of one epoch."""
+    last = points[-1][0] if points else 0.0
+    if last < 1.0:
+        raise ProfileError(f"{name}: trained for {last:.2f} epochs in the time given, expected at least one")
+    epochs, values = np.array(points, dtype=np.float64).T
+    at = np.arange(1.0, np.floor(last + 1e-9) + 1)
+    return np.asarray(np.interp(at, epochs, values))
 
 
 def fit_accuracy(accuracy: FloatArray, metric: Metric, headroom: float = HEADROOM) -> tuple[AccuracyCurve, float]:

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import JobError, ProfileError
-from rlpto.performance.accuracy import Metric, fit_accuracy
-from rlpto.performance.efficiency import BatchLimits, NoiseCurve, fit_noise
+from rlpto.knowledge.evidence import columns, with_sync
+from rlpto.performance.accuracy import Metric, Points, by_epoch, fit_accuracy
+from rlpto.performance.efficiency import NoiseCurve, fit_noise
 from rlpto.performance.profiles import FitErrors, Profile
-from rlpto.performance.throughput import StepMeasurements, fit_throughput, relative_errors
+from rlpto.performance.throughput import fit_throughput, relative_errors
 from rlpto.ray_cluster.controllers import answer_of, control_node, stop_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured, Nodes, Plan, raised_in
 from rlpto.ray_cluster.settings import GUESSED_NOISE_SCALE, ProgramSettings
@@ -38,9 +38,6 @@ MIN_MEASURED_STEPS = 20
 """Fewest steps over which a speed is measured, however long they take."""
 ENDLESS = 1e9
 """Epochs of a job that trains until it is ended."""
-
-Points = tuple[tuple[float, float], ...]
-"""Values by epochs of training: (epochs, value)."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +263,9 @@ def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasuremen
     job meanwhile continues with its present workers; the simulator's `growth` setting models that. Raises ProfileError
     if too little was measured.
     """
-    steps = steps_of(program, measured.sizes)
+    fixed = program.batch_rule == "fixed"
+    seen = columns(size.step(program.batch_size, fixed=fixed) for size in measured.sizes)
+    steps = with_sync(program.training, seen)
     params = fit_throughput(steps).rounded(5)
     errors = relative_errors(params, steps)
     metric = Metric("accuracy on samples held out", "share", round(measured.untrained, 4))
@@ -279,7 +278,7 @@ def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasuremen
         source=source if measured.complete else f"{source}; trained for {reached:.1f} of its epochs only",
         samples=float(program.samples),
         epochs=program.epochs,
-        batch=batch_limits(program, max(size.workers for size in measured.sizes)),
+        batch=program.batch_limits(max(size.workers for size in measured.sizes)),
         throughput=params,
         noise=noise,
         accuracy=replace(
@@ -303,55 +302,12 @@ def describe(program: ProgramSettings) -> str:
     return f"{program.training}{options}, batch {program.batch_size} {program.batch_rule}{servers}{pace}"
 
 
-def steps_of(program: ProgramSettings, sizes: tuple[Measured, ...]) -> StepMeasurements:
-    """Convert measurements to the steps that the throughput fit needs. Raises ProfileError if one worker was not
-    measured.
-
-    The synchronisation part of a step was not measured. With a batch per worker, it is the step time in excess of one
-    worker's step. With one batch for all, only one worker's step shows the computing time.
-    """
-    alone = next((size for size in sizes if size.workers == 1), None)
-    if alone is None:
-        raise ProfileError(f"{program.training}: the speed of one worker was not measured")
-    workers = np.array([size.workers for size in sizes], dtype=np.float64)
-    batch = program.batch_size * (workers if program.batch_rule == "per_worker" else np.ones_like(workers))
-    seconds = batch / np.array([size.samples_per_second for size in sizes])
-    own = program.batch_size / alone.samples_per_second
-    beyond = np.maximum(seconds - own, 0.0) if program.batch_rule == "per_worker" else seconds
-    return StepMeasurements(
-        nodes=np.array([size.nodes for size in sizes], dtype=np.float64),
-        replicas=workers,
-        local_batch=batch / workers,
-        step_time=seconds,
-        sync_time=np.where(workers > 1, beyond, 0.0),
-    )
-
-
-def batch_limits(program: ProgramSettings, most: int) -> BatchLimits:
-    """Batch limits: a batch independent of the number of workers, or one for each of up to `most` workers."""
-    batch = program.batch_size
-    if program.batch_rule == "per_worker":
-        return BatchLimits(base=batch, largest=batch * most, min_local=batch, max_local=batch)
-    return BatchLimits(base=batch, largest=batch, min_local=1, max_local=batch)
-
-
 def start_delay(changes: tuple[Change, ...]) -> float:
     """Median seconds from the decision until newly started workers train. Raises ProfileError if none were started."""
     delays = [change.seconds for change in changes if change.new and change.kind != "move"]
     if not delays:
         raise ProfileError("no start of a worker was measured")
     return statistics.median(delays)
-
-
-def by_epoch(name: str, points: Points) -> FloatArray:
-    """Values at the end of every whole epoch, linear between (epochs, value) points, which need not be regular. Raises
-    ProfileError if they do not reach the end of one epoch."""
-    last = points[-1][0] if points else 0.0
-    if last < 1.0:
-        raise ProfileError(f"{name}: trained for {last:.2f} epochs in the time given, expected at least one")
-    epochs, values = np.array(points, dtype=np.float64).T
-    at = np.arange(1.0, np.floor(last + 1e-9) + 1)
-    return np.asarray(np.interp(at, epochs, values))
 
 
 def _noise(measured: ProgramMeasurements) -> tuple[NoiseCurve, float]:

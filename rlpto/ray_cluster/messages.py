@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from rlpto.core.stopping import StopRule
 from rlpto.io.errors import JobError
+from rlpto.knowledge.evidence import Step
 from rlpto.performance.tables import ONE_KIND
 from rlpto.store.checkpoints import Checkpoint
 from rlpto.store.program_keys import Architecture, BatchRule, Device, LrRule, OnNonfinite
@@ -199,6 +200,13 @@ class Measured:
     count: int
     servers: int = 0
     gpu: str = ONE_KIND
+
+    def step(self, batch_size: int, *, fixed: bool) -> Step:
+        """Return the mean step, whose synchronisation was not measured. batch_size: samples of all workers if `fixed`,
+        otherwise of each."""
+        batch = batch_size / (self.workers if fixed else 1)
+        seconds = self.workers * batch / self.samples_per_second
+        return Step(self.nodes, self.workers, batch, seconds, servers=self.servers, gpu_type=self.gpu, steps=self.count)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,13 @@ class ProgramSettings(ProgramKeys):
             return ServerParams(per_sample, constant, sync, 0.0, 0.0, self.servers, self.servers_at_most)
         return ThroughputParams(constant, per_sample, sync, 0.0, sync, 0.0, 1.0)
 
+    def batch_limits(self, most: int) -> BatchLimits:
+        """Batch limits: a batch independent of the number of workers, or one for each of up to `most` workers."""
+        batch = self.batch_size
+        if self.batch_rule == "per_worker":
+            return BatchLimits(base=batch, largest=batch * most, min_local=batch, max_local=batch)
+        return BatchLimits(base=batch, largest=batch, min_local=1, max_local=batch)
+
     def guessed_profile(self, name: str) -> Profile:
         """Guess the profile of a program that has not been measured. name: name of its model."""
         guess, batch = self.guess, self.batch_size

@@ -15,7 +15,8 @@ from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.knowledge.beliefs import ChoiceRule, choose, follow_choices, powers
-from rlpto.knowledge.job_fits import JobFits, Statistics
+from rlpto.knowledge.evidence import Statistics, Step
+from rlpto.knowledge.job_fits import JobFits
 from rlpto.knowledge.known import BatchCache, BeliefRules
 from rlpto.performance.efficiency import BatchPerformance
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
@@ -141,7 +142,7 @@ class OnlineJobs:
         steps = []
         for one in dict.fromkeys(running.choices[first : now + 1].tolist()):
             size = len(running.placement), true.batches.gpus, int(true.batches.taken[one])
-            steps.append((size, float(true.step[one]), float(true.sync[one])))
+            steps.append(Step(*size, float(true.step[one]), float(true.sync[one])))
         gradients = float(true.grad_sqr[choice, now]), float(true.grad_var[choice, now])
         seen = Statistics(*gradients, float(running.scales[choice]))
         running.noted = now, choice, seen

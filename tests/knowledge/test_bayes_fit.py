@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlpto.knowledge.bayes_fit import MOST_ROWS, fit_with_prior
 from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.evidence import Step
 from rlpto.knowledge.job_fits import NoiseSlopes
 from rlpto.knowledge.prior import law_at, prior_without, reference_batch
 from rlpto.performance.profiles import builtin_profiles
@@ -43,7 +44,7 @@ def test_one_gpu_says_little_about_many(model: str) -> None:
         belief = ThroughputBelief(profile.batch, None, 64, prior=prior_without(model))
         rows = measured_steps(profile.throughput, sizes, (local,))
         for (nodes, gpus), step, sync in zip(sizes, rows.step_time, rows.sync_time, strict=True):
-            belief.observe((nodes, gpus, local), float(step), float(sync))
+            belief.observe(Step(nodes, gpus, local, float(step), float(sync)))
         belief.fit()
         shown = belief.score(1.0, 0.0)
         assert belief.sizes == len(sizes)

@@ -5,6 +5,7 @@ import pytest
 
 from rlpto.knowledge.bayes_fit import prior_for
 from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.evidence import Step
 from rlpto.knowledge.prior import prior_without
 from rlpto.performance.profiles import large_profiles
 from rlpto.performance.size_table import SizeTable
@@ -29,7 +30,7 @@ def believed(name: str, kind: str, *, by_units: bool) -> tuple[ThroughputBelief,
     prior = prior_for(name, unit) if by_units else prior_without(name)
     belief = ThroughputBelief(limits, limits.base, table.sizes[-1], prior=prior, unit=unit)
     nodes, gpus, seconds = table.steps[0]
-    belief.observe((nodes, gpus, int(belief.candidates(gpus).taken[0])), seconds, float("nan"))
+    belief.observe(Step(nodes, gpus, int(belief.candidates(gpus).taken[0]), seconds))
     belief.fit()
     spans = min(next(row[0] for row in table.steps if row[1] == table.sizes[1]), 2)
     return belief, belief.score(1.0, 0.0).best[spans - 1]

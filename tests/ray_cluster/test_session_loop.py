@@ -157,9 +157,10 @@ from rlpto.core.cluster import ClusterShape
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import compile_ahead
-from rlpto.knowledge.prior import prior_without
-from rlpto.ray_cluster.messages import Measured
-from rlpto.ray_cluster.scheduler.estimates import estimated_throughput
+from rlpto.core.jobs import Job
+from rlpto.knowledge.estimated_profiles import SharedEvidence
+from rlpto.knowledge.evidence import Evidence, Step
+from rlpto.ray_cluster.scheduler.online_estimates import guess_of
 from tests.ray_cluster.test_session_loop import run_with_predictions
 
 def compiled():
@@ -178,8 +179,10 @@ for number, policy in enumerate(policies):
     folder = Path(sys.argv[1], str(number))
     folder.mkdir()
     run_with_predictions(policy, folder)
-sizes = tuple(Measured(gpus, nodes, 100.0 * gpus, 10) for gpus, nodes in ((1, 1), (2, 1), (4, 2)))
-estimated_throughput(config.ray.programs["digits_cnn"], sizes, prior_without("digits_cnn"), 4)
+job = Job("real", 0.0, "digits_cnn", 1.0, 100.0, max_gpus=4)
+shared = SharedEvidence(guess_of(job, config.ray.programs["digits_cnn"], 100.0, 1), 4, "bayes")
+shared.add(Evidence(tuple(Step(nodes, gpus, 16.0, 0.16) for gpus, nodes in ((1, 1), (2, 1), (4, 2)))))
+assert shared.learn()
 print(sorted(compiled() - before))
 """
 
