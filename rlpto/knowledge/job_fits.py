@@ -91,7 +91,7 @@ class JobFits:
             speed_sigma=np.zeros((types, SPANS, most + 1)),
             written=np.zeros(types, dtype=np.int64),
         )
-        self._types: JobTypes[int] = JobTypes(unknown, len(self._kinds))
+        self._types = JobTypes(unknown)
         self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
         self._seen: dict[int, Statistics] = {}
         self._seeing_nothing: set[int] = set()

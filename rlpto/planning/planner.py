@@ -20,8 +20,6 @@ from pydantic import Field
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.gpu_kinds import Kinds
-from rlpto.core.job_store import JobStore
-from rlpto.core.job_table import BelievedSpeeds
 from rlpto.core.policy import BasePolicy
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import INTERVAL
@@ -30,8 +28,8 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import copy_rows, njit
 from rlpto.io.cores import cores
 from rlpto.io.settings import Settings
-from rlpto.knowledge.job_types import EstimatedJobs
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
+from rlpto.planning.snapshot import known_speeds
 from rlpto.policies.index import Index, steer
 from rlpto.policies.index_weights import ACCURACY_FEATURES, WEIGHT_NAMES, IndexWeights, load_index_weights
 from rlpto.simulator.arrays import build_world
@@ -121,7 +119,6 @@ class Planner(BasePolicy[PlannerOptions]):
 
     def reset(self, seed: int) -> None:
         """Forget the plan in force, and the jobs it was made for: jobs of another run have the same numbers."""
-        self._own: EstimatedJobs | None = None
         self._rng = np.random.default_rng([seed, 3])
         self._plan = self._base
         self._seen: tuple[int, ...] = ()
@@ -164,7 +161,12 @@ class Planner(BasePolicy[PlannerOptions]):
         rows = np.argsort(state.jobs.index, kind="stable")
         table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
         placement, believed, store = state.placement(table.index), table.believed(), table.columns()
-        tables, shown = self._tables(believed, table.index, store, state.gpus_per_node)
+        if believed.noise is not None:  # rollouts train at the estimated speeds
+            believed = known_speeds(believed, state.gpus_per_node)
+        store.type_index[:] = store.believed_type[:] = believed.type_index
+        store.scale[:] = believed.scale
+        shown = believed.tables
+        tables = shown if shown.written is None else self._with_elapsed(shown, believed.type_index)
         store.measured_accuracy[:] = np.nan
         store.rescale_left[:] = placement.pausing
         late = bool(self._reward["shortfall"][0] > 0)  # it matters when jobs gain their accuracy
@@ -177,28 +179,15 @@ class Planner(BasePolicy[PlannerOptions]):
         loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, kinds=kinds)
         return loop, Start(*(getattr(world, name)[:1].copy() for name in Start._fields))
 
-    def _tables(
-        self, believed: BelievedSpeeds, index: IntArray, store: JobStore, gpus_per_node: int
-    ) -> tuple[SpeedTables, SpeedTables]:
-        """Tables of the jobs' speeds in rollouts, and of the speeds that policies see there.
-
-        The types in the store are changed to types of these tables.
-        """
-        tables = believed.tables
-        store.type_index[:] = store.believed_type[:] = believed.type_index
-        if believed.noise is not None:
-            if self._own is None or self._own.base is not tables:
-                self._own = EstimatedJobs(tables, gpus_per_node)
-            store.type_index[:] = store.believed_type[:] = self._own.types_of(index, believed)
-            return self._own.tables, self._own.tables
-        if tables.written is not None:
-            if self._elapsed.shape != (len(tables.rates), tables.rates.shape[1] + 1):
-                self._elapsed = np.zeros((len(tables.rates), tables.rates.shape[1] + 1))
-                self._elapsed[0, 1:] = np.inf
-            rows = np.unique(tables.row[np.unique(believed.type_index), :, 1:])
-            self._elapsed[rows] = elapsed_from_rates(tables.rates[rows])
-            return replace(tables, elapsed=self._elapsed), tables
-        return tables, tables
+    def _with_elapsed(self, tables: SpeedTables, types: IntArray) -> SpeedTables:
+        """Return tables that change as jobs learn with the elapsed times of some types."""
+        shape = len(tables.rates), tables.rates.shape[1] + 1
+        if self._elapsed.shape != shape:
+            self._elapsed = np.zeros(shape)
+            self._elapsed[0, 1:] = np.inf
+        rows = np.unique(tables.row[np.unique(types), :, 1:])
+        self._elapsed[rows] = elapsed_from_rates(tables.rates[rows])
+        return replace(tables, elapsed=self._elapsed)
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
         """[C] cost of each candidate."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlpto.core.job_store import JobStore
-from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import ACCURACY_LEVELS, PRIORITY_CLASSES, Job
 from rlpto.core.records import INTERVAL
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
@@ -104,10 +103,8 @@ class JobColumns:
         self._kept_gpu_seconds: FloatArray = own["kept_gpu_seconds"]
         self.accuracy: FloatArray = self.store.measured_accuracy
         self._first = self.tables.accuracy[kinds, 0]
-        declared = self.store.take(np.arange(len(kinds)))
-        declared.believed_type[:] = kinds  # of these tables; policies may use other estimates
-        self._curve = JobTable(declared, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
-        self.store.final_accuracy[len(kinds) - more :] = self._curve.final_accuracy[len(kinds) - more :]
+        new = slice(len(kinds) - more, None)
+        self.store.final_accuracy[new] = self.tables.accuracy_at(kinds[new], self.store.epochs[new])
         self.improvements += [[] for _ in range(more)]
 
     @property
@@ -255,7 +252,8 @@ class JobColumns:
     def accuracy_of(self, job: int) -> float:
         """Newest measured accuracy of a job; before the first measurement, the accuracy of the profile's curve."""
         known = float(self.accuracy[job])
-        return known if not np.isnan(known) else float(self._curve.accuracy_at(self.store.progress)[job])
+        kind, progress = self.store.type_index[job : job + 1], self.store.progress[job : job + 1]
+        return known if not np.isnan(known) else float(self.tables.accuracy_at(kind, progress)[0])
 
     def _note_gain(self, job: int, time: float, whole: bool = False) -> None:
         """Update a job's gain from its best accuracy, and its levels reached at `time` [s]. The gain is 1 if the job

@@ -351,10 +351,9 @@ class JobTracker:
             self.believed = replace(own, rescale_delay=np.median(np.vstack([own.rescale_delay, seen]), axis=0))
         self.columns.delay[:] = self.believed.rescale_delay[types]
         self._learned = False
-        if self.estimates is not None:
-            self.store.believed_type[:] = types
-            entries = self._commands.claims.entries
-            self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
+        self.store.believed_type[:] = types
+        entries = self._commands.claims.entries
+        self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
 
     def take_choices(self, state: ClusterState, allocation: Allocation) -> None:
         """Set the types of jobs by the batch sizes, servers and nodes of an allocation."""
@@ -366,7 +365,7 @@ class JobTracker:
         self._take_types(state.jobs.index, types)
 
     def _take_types(self, index: IntArray, types: IntArray) -> None:
-        """Set the estimated types [n] of jobs `index` [n], given their batch sizes."""
+        """Set the types [n] of jobs `index` [n] that policies see, and without estimates are their own."""
         self.store.believed_type[index] = types
         if self.estimates is None:
             self.store.type_index[index] = types
@@ -422,8 +421,6 @@ class JobTracker:
         self.tables = tables
         self.columns.take_tables(tables, self.jobs)
         self._work.take_tables(tables)
-        if self.estimates is None:
-            self.store.believed_type[:] = self.store.type_index
         self._take_beliefs()
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
