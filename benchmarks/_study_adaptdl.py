@@ -17,7 +17,7 @@ from _studies import DIGITS, Part, Plan, Row, digits_trainer, play
 from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray
-from rlpto.knowledge.beliefs import ChoiceRule, choose, follow_choices
+from rlpto.knowledge.estimates import ChoiceRule, choose, follow_choices
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size

@@ -136,7 +136,7 @@ def parity(plan: Plan) -> Part:
                 jobs.append(Job(row.name, float(row.time), row.application, facts.epochs, data, 1, 1, shape.most_gpus))
             types = [JobType(model) for model in sorted(set(models))]
             tables = compile_tables(profiles, types, shape.most_gpus, 8, kinds=shape.kind_sizes)
-            knowledge, queue = Knowledge(beliefs=BatchCache(profiles)), QueueSettings(aging_normal=1e9)
+            knowledge, queue = Knowledge(performance=BatchCache(profiles)), QueueSettings(aging_normal=1e9)
             records = play(shape, jobs, tables, make_policy(policy), settings, queue, knowledge=knowledge).jobs
             jct.append(records.finish_time - records.submit_time)
             restarts.append(records.rescales)

@@ -86,7 +86,7 @@ class SimulatedClusters:
             **{f"world.{name}": getattr(self.batch.world, name) for name in WORLD_PARTS},
             **{f"observation.{name}": part for name, part in self.observation._asdict().items()},
             "current": self.current,
-            "seen": self.batch.loop.beliefs.seen,
+            "seen": self.batch.loop.estimates.seen,
         }
 
 

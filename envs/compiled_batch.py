@@ -24,7 +24,7 @@ from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import copy_rows, kernel, njit
 from rlpto.io.errors import ConfigError
-from rlpto.knowledge.by_size import ALL_KNOWN, CompiledBeliefs
+from rlpto.knowledge.by_size import ALL_KNOWN, CompiledEstimates
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.batch_loop import (
@@ -100,11 +100,11 @@ def build_batch(
     queue: QueueSettings,
     reward: RewardWeights,
     *,
-    beliefs: CompiledBeliefs = ALL_KNOWN,
+    estimates: CompiledEstimates = ALL_KNOWN,
 ) -> CompiledBatch:
     """Build a batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
 
-    beliefs: estimates that policies get, except for the noise of workloads.
+    estimates: estimates that policies get, except for the noise of workloads.
     """
     _check_supported(shape, workloads, tables, queue)
     tables = tables.with_rescale_delay(simulator.rescale_delay)
@@ -121,7 +121,7 @@ def build_batch(
         return build_world(slots, shape, tables, simulator, 0, keep_log=False, follow_accuracy=reward.shortfall > 0)
 
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)
-    parts = (queue, shape.gpus_per_node, noise, beliefs, Kinds.of(shape, tables))
+    parts = (queue, shape.gpus_per_node, noise, estimates, Kinds.of(shape, tables))
     return CompiledBatch(
         loop=build_loop(world(count), tables, *parts),
         blank=world(1),
@@ -199,7 +199,7 @@ def begin(f: CompiledBatch, b: int, workload: int) -> None:
     copy_rows(w.rentals[b], f.blank.rentals[0])
     copy_rows(w.worked[b], f.blank.worked[0])
     f.loop.current[b] = workload
-    f.loop.beliefs.seen[b] = 0
+    f.loop.estimates.seen[b] = 0
     forget(f.loop, b)
     clear_sums(w, b)
     schedule_failures(w, b)

@@ -22,7 +22,7 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
-from rlpto.knowledge.by_size import CompiledBeliefs
+from rlpto.knowledge.by_size import CompiledEstimates
 from rlpto.knowledge.known import TRUTH, Knowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import SIZES
@@ -72,12 +72,12 @@ class EnvSetup:
     def compiled(self, count: int = 1) -> CompiledBatch:
         """A compiled batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them."""
         parts = (self.tables, self.simulator, self.queue, self.reward)
-        return build_batch(count, self.shape, self.workloads, *parts, beliefs=self._beliefs)
+        return build_batch(count, self.shape, self.workloads, *parts, estimates=self._estimates)
 
     @cached_property
-    def _beliefs(self) -> CompiledBeliefs:
+    def _estimates(self) -> CompiledEstimates:
         """Estimates that policies get; computed once, since this takes longer than all the rest."""
-        return CompiledBeliefs.of(self.knowledge, self.tables, self.shape.gpus_per_node)
+        return CompiledEstimates.of(self.knowledge, self.tables, self.shape.gpus_per_node)
 
     def make_cluster(self, workload: int) -> Cluster:
         """A simulated cluster at the start of workload number `workload`."""

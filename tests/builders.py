@@ -311,7 +311,7 @@ def on_nodes(cluster: SimulatedCluster, jobs: Sequence[int]) -> list[list[int]]:
 
 
 def remaining_work(how: RemainingKnowledge, store: JobStore, tables: SpeedTables) -> RemainingWork:
-    """What jobs of a store are believed to have left, where twice of what was done is left of unknown work."""
+    """Estimates of the remaining work of jobs of a store; unknown work is twice what was done."""
 
     def accuracy_at(index: IntArray, progress: FloatArray) -> FloatArray:
         return tables.accuracy_at(store.type_index[index], progress)

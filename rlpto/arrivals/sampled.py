@@ -152,16 +152,16 @@ def sample_arrivals(
     return tuple(found)
 
 
-def as_believed(types: Sequence[JobType], futures: Futures, jobs: Sequence[Job], type_index: IntArray) -> Futures:
+def as_estimated(types: Sequence[JobType], futures: Futures, jobs: Sequence[Job], type_index: IntArray) -> Futures:
     """Return the futures with donors of the job types by which a snapshot estimates their speeds.
 
     types: types of the snapshot. jobs: M, all that the cluster remembers. type_index: [M] their indices in `types`. A
     donor that is no longer remembered is as fast as the newest job of its program; arrivals that copy a donor without
     one are left out.
     """
-    believed = [types[number] for number in type_index.tolist()]
-    own = {job.name: one for job, one in zip(jobs, believed, strict=True)}
-    programs = {job.model: one for job, one in zip(jobs, believed, strict=True)}
+    estimated = [types[number] for number in type_index.tolist()]
+    own = {job.name: one for job, one in zip(jobs, estimated, strict=True)}
+    programs = {job.model: one for job, one in zip(jobs, estimated, strict=True)}
     found = [own.get(donor.name) or programs.get(donor.model) for donor in futures.donors]
     row = np.cumsum([one is not None for one in found]) - 1
     there = np.array([one is not None for one in found], dtype=np.bool_)

@@ -51,7 +51,7 @@ def allowed(fit: IntArray | None, jobs: AnyArray, view: AnyArray, i: int, gpus: 
     """Largest allowed size up to `gpus` of the job in row i of a view. The other arguments are those of `admit`."""
     if fit is None:
         return gpus
-    return int(fit[jobs[view[i].index].believed_type, gpus]) if fit.size else gpus
+    return int(fit[jobs[view[i].index].estimated_type, gpus]) if fit.size else gpus
 
 
 @njit()

@@ -83,7 +83,7 @@ class JobStore:
         if len(jobs) and records["max_gpus"].max() > tables.max_gpus:
             worst = jobs[int(records["max_gpus"].argmax())]
             raise JobError(f"job {worst.name}: max_gpus {worst.max_gpus}, but speed tables end at {tables.max_gpus}")
-        records["type_index"] = records["believed_type"] = [index[job_type] for job_type in types]
+        records["type_index"] = records["estimated_type"] = [index[job_type] for job_type in types]
         if tables.fit.size:
             _set_limits(jobs, records, tables)
         records["scale"] = tables.samples[records["type_index"]] / records["data_size"]

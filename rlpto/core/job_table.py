@@ -29,7 +29,7 @@ STRICT: FloatArray = np.zeros(0)
 _SHOWN = (
     "gpus", "rescale_left", "scale", "progress", "accuracy", "trained", "attained_service", "priority", "wait_start",
     "risen", "min_gpus", "requested_gpus", "max_gpus", "submit_time", "start_time", "finish_time", "epochs",
-    "stop_epoch", "data_size", "base_progress", "type_index", "user", "believed_type", "measured_accuracy", "rescales",
+    "stop_epoch", "data_size", "base_progress", "type_index", "user", "estimated_type", "measured_accuracy", "rescales",
     "peak_gpus", "grow_left", "training_gpus", "reserved",
 )  # fmt: skip
 """Columns of `JOB` that policies may see through `JobTable.columns`; the others belong to the simulator."""
@@ -42,7 +42,7 @@ def seconds_for(work: FloatArray, speed: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class BelievedSpeeds:
+class EstimatedSpeeds:
     """The tables and errors from which a table's speeds and remaining work are computed, for its n rows.
 
     tables: speed tables with the job types `type_index` [n]. scale: [n] factor on rates. noise: errors of the
@@ -55,7 +55,7 @@ class BelievedSpeeds:
     noise: EstimateNoise | None
 
 
-class RemainingBeliefs(Protocol):
+class RemainingEstimates(Protocol):
     """Estimates of jobs' remaining work, where it is not known exactly."""
 
     def __call__(self, index: IntArray) -> FloatArray:
@@ -66,7 +66,7 @@ class RemainingBeliefs(Protocol):
 
 
 class _RemainingShown:
-    """Copy of `RemainingBeliefs` for the jobs numbered `index` [n]."""
+    """Copy of `RemainingEstimates` for the jobs numbered `index` [n]."""
 
     def __init__(self, index: IntArray, left: FloatArray, known: BoolArray) -> None:
         size = int(index.max(initial=-1)) + 1
@@ -97,7 +97,7 @@ class JobTable:
         effective_priority: IntArray,
         gpus_per_node: int,
         noise: EstimateNoise | None = None,
-        left: RemainingBeliefs | None = None,
+        left: RemainingEstimates | None = None,
         class_weights: FloatArray = STRICT,
     ) -> None:
         self.store = store
@@ -231,12 +231,12 @@ class JobTable:
             found.append(speed)
         return np.stack(found)
 
-    def believed(self) -> BelievedSpeeds:
+    def estimates(self) -> EstimatedSpeeds:
         """Return the tables and noise behind `speed` and `remaining`. Policies see only the product."""
         noise = self._noise
         if noise is not None:
             noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
-        return BelievedSpeeds(self._tables, self.type_index, self.scale, noise)
+        return EstimatedSpeeds(self._tables, self.type_index, self.scale, noise)
 
     def types_at(self, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
         """[n] types of the jobs after a scheduler has chosen batch_size and servers [n], by `SpeedTables.types_at`."""
@@ -259,7 +259,7 @@ class JobTable:
         Raises ConfigError if estimates are the truth with noise, because the noise would reveal the truth.
         """
         if self._noise is not None:
-            raise ConfigError("knowledge.mode noisy: what is believed cannot be kept apart from the truth")
+            raise ConfigError("knowledge.mode noisy: estimates cannot be kept apart from the truth")
         shown, store = self.columns().records, JobStore(np.zeros(int(self.index.max(initial=-1)) + 1, dtype=JOB))
         store.records["finish_at"] = np.inf
         for name in _SHOWN:
@@ -278,8 +278,8 @@ class JobTable:
         class_weights: weights of the classes. Default: unchanged.
         """
         weights = self._class_weights if class_weights is None else class_weights
-        beliefs = (self._gpus_per_node, self._noise, self._left)
-        return JobTable(self.store, self._tables, self.index[rows], effective_priority, *beliefs, weights)
+        knowledge = (self._gpus_per_node, self._noise, self._left)
+        return JobTable(self.store, self._tables, self.index[rows], effective_priority, *knowledge, weights)
 
     def speed_on(self, spans: int) -> FloatArray:
         """[n, K + 1] speeds with 0..K GPUs on `spans` nodes, or on one node per GPU where GPUs are fewer."""
@@ -303,7 +303,7 @@ class JobTable:
 
     @property
     def fit_anywhere(self) -> IntArray:
-        """[T, K + 1] `SpeedTables.fit_anywhere` by job type, such as each job's `believed_type`; or empty."""
+        """[T, K + 1] `SpeedTables.fit_anywhere` by job type, such as each job's `estimated_type`; or empty."""
         return self._tables.fit_anywhere
 
     @property

@@ -124,7 +124,7 @@ JOB = np.dtype(
         ("base_progress", "f8"),
         ("type_index", "i8"),
         ("user", "i8"),
-        ("believed_type", "i8"),
+        ("estimated_type", "i8"),
         ("measured_accuracy", "f8"),
         ("row", "i8"),
         ("rescales", "i8"),
@@ -154,7 +154,7 @@ Changed by any cluster:
     before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
     wait_start [s]: time since which the job holds no GPUs (NaN while it holds some).
     reached [s]: when the job first reached each of ACCURACY_LEVELS (NaN before).
-    believed_type: job type that policies see; measured_accuracy: accuracy in [0, 1] that policies see instead of the
+    estimated_type: job type that policies see; measured_accuracy: accuracy in [0, 1] that policies see instead of the
     profile's curve (NaN if not measured).
 Changed by the queue:
     risen: number of classes the job has risen by waiting. reserved: 1 once GPUs were reserved for the job, else 0.
@@ -294,7 +294,7 @@ def fill_estimates(
     for i in range(len(view)):
         row = view[i]
         job = jobs[row.index]
-        kind = job.believed_type
+        kind = job.estimated_type
         epochs = types[kind].epochs
         epoch = min(int(job.progress), epochs - 1)
         left = known_remaining[kind, epoch] if known_remaining.size else job.epochs - job.progress

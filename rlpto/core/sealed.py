@@ -27,11 +27,11 @@ class SealedStates:
 
     def __call__(self, state: ClusterState) -> ClusterState:
         """Return a sealed state. Raises ConfigError if estimates are the truth with noise."""
-        believed, index = state.jobs.believed(), state.jobs.index.copy()
-        if self._tables is None or self._tables[0] is not believed.tables:
-            self._tables = believed.tables, copy.deepcopy(believed.tables)
+        estimates, index = state.jobs.estimates(), state.jobs.index.copy()
+        if self._tables is None or self._tables[0] is not estimates.tables:
+            self._tables = estimates.tables, copy.deepcopy(estimates.tables)
         else:
-            self._tables[1].take_over(believed.tables, believed.type_index)
+            self._tables[1].take_over(estimates.tables, estimates.type_index)
         if self._shape is None or self._shape[0] is not state.shape:
             self._shape = state.shape, copy.deepcopy(state.shape)
         row, placed = np.full(int(index.max(initial=-1)) + 1, -1), state.placement(index)

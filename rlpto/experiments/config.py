@@ -23,7 +23,7 @@ from rlpto.io.reading import one_line
 from rlpto.io.settings import LARGEST_SEED, LowerCase, Settings
 from rlpto.io.settings_text import described_yaml, first_problem, inline_yaml
 from rlpto.io.yaml_file import Location, YamlFile, parse_value, read_yaml
-from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMethod
+from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, EstimateRules, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
 from rlpto.performance.tables import ONE_KIND
@@ -246,12 +246,12 @@ class KnowledgeSettings(Settings):
         return ", ".join([self.mode, *fits, *left])
 
     @property
-    def rules(self) -> BeliefRules:
+    def rules(self) -> EstimateRules:
         """The rules by which observations become estimates."""
         shared = self.fits == "shared"
         if self.fit == "pollux":
-            return BeliefRules(shared=shared, unseen_hours=self.unseen_hours)
-        return BeliefRules(shared, "bayes", NOISE_SLOPE, self.unseen_hours)
+            return EstimateRules(shared=shared, unseen_hours=self.unseen_hours)
+        return EstimateRules(shared, "bayes", NOISE_SLOPE, self.unseen_hours)
 
 
 class EvaluationSettings(Settings):

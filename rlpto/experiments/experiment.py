@@ -136,8 +136,8 @@ class Experiment:
     def knowledge(self) -> Knowledge:
         """Knowledge of policies and jobs, without a window's noise."""
         known = self.config.knowledge
-        beliefs = self._facts if known.mode == "online" else None
-        return Knowledge(None, known.remaining, known.tail, beliefs, known.rules)
+        performance = self._facts if known.mode == "online" else None
+        return Knowledge(None, known.remaining, known.tail, performance, known.rules)
 
     def check_simulated(self) -> None:
         """Raise ConfigError if knowledge.mode is online but cannot be simulated for the models, or if a setting needs

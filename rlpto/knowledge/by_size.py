@@ -13,9 +13,9 @@ import numpy as np
 
 from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.bayes_fit import prior_for
-from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.estimates import ThroughputFit
 from rlpto.knowledge.evidence import Statistics, Step
-from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
+from rlpto.knowledge.known import BatchCache, EstimateRules, Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.metrics import METRICS
@@ -27,7 +27,7 @@ def levels_of(most: int) -> int:
     return most.bit_length() + 1
 
 
-def believed_by_size(truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int) -> FloatArray:
+def estimated_by_size(truth: BatchCache, rules: EstimateRules, tables: SpeedTables, gpus_per_node: int) -> FloatArray:
     """[T, L, K + 1] estimated over true speed of jobs of each type with k GPUs, packed, by observation level.
 
     truth: performance of batches. gpus_per_node: size of the nodes on which jobs are packed. An observation on one GPU
@@ -41,20 +41,20 @@ def believed_by_size(truth: BatchCache, rules: BeliefRules, tables: SpeedTables,
             middle, nodes = int(tables.epochs[number]) // 2, int(min(gpus_per_node, tables.node_gpus[number]))
             true = tables.shown_rates[packed[number], min(middle, tables.rates.shape[1] - 1)]
             worth = float(truth.source.epoch_samples(tables.types[number].model)[middle])
-            believed = _speeds(number, truth, rules, tables, nodes, middle) / worth
-            np.divide(believed, true, out=factor[number], where=(true > 0) & (believed > 0))
+            estimated = _speeds(number, truth, rules, tables, nodes, middle) / worth
+            np.divide(estimated, true, out=factor[number], where=(true > 0) & (estimated > 0))
     return factor[first]
 
 
 def _speeds(
-    number: int, truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int, epoch: int
+    number: int, truth: BatchCache, rules: EstimateRules, tables: SpeedTables, gpus_per_node: int, epoch: int
 ) -> FloatArray:
     """[L, K + 1] estimated samples per second of a type, converted to the base batch, from steps in an epoch."""
     job_type, most, kind = tables.types[number], tables.max_gpus, tables.kinds[tables.kind[number]]
     limits, exponent = truth.source.limits(job_type.model, kind), METRICS[job_type.metric].exponent
     unit = tables.unit(number)
     prior = prior_for(job_type.model, unit) if rules.method == "bayes" else None
-    belief = ThroughputBelief(limits, job_type.batch_size, most, exponent, prior, max(unit, 1))
+    fit = ThroughputFit(limits, job_type.batch_size, most, exponent, prior, max(unit, 1))
     spans = (np.arange(1, most + 1) > gpus_per_node).astype(np.int64)
     found, seen = np.zeros((levels_of(most), most + 1)), (1.0, 0.0)
     for level in range(levels_of(most)):
@@ -64,16 +64,16 @@ def _speeds(
             true = truth(job_type, placement, kind)
             choice = int(np.argmax(true.rates[:, epoch]))
             size = len(placement), gpus, int(true.batches.taken[choice])
-            if belief.observe(Step(*size, float(true.step[choice]), float(true.sync[choice]))):
-                belief.fit()
+            if fit.observe(Step(*size, float(true.step[choice]), float(true.sync[choice]))):
+                fit.fit()
             gradients = float(true.grad_sqr[choice, epoch]), float(true.grad_var[choice, epoch])
             scale = float(true.batches.weighed[choice]) / limits.base
             seen = Statistics(*gradients, scale).at_base(rules.noise_slope)
-        found[level, 1:] = belief.score(*seen, rules.noise_slope).best[spans, np.arange(most)]
+        found[level, 1:] = fit.score(*seen, rules.noise_slope).best[spans, np.arange(most)]
     return found
 
 
-class CompiledBeliefs(NamedTuple):
+class CompiledEstimates(NamedTuple):
     """Rules of estimates in a compiled loop.
 
     guessed, learnt, tail: rule for remaining work that is not declared, in `rlpto.knowledge.remaining.RemainingWork`.
@@ -90,17 +90,17 @@ class CompiledBeliefs(NamedTuple):
     unseen: float = 0.0
 
     @classmethod
-    def of(cls, knowledge: Knowledge, tables: SpeedTables, gpus_per_node: int) -> CompiledBeliefs:
+    def of(cls, knowledge: Knowledge, tables: SpeedTables, gpus_per_node: int) -> CompiledEstimates:
         """Compile knowledge whose `remaining` is in COMPILED_WORK; noise is given by workload instead."""
         work = knowledge.remaining != "declared", knowledge.remaining == "learnt", knowledge.tail
-        if knowledge.beliefs is None:
+        if knowledge.performance is None:
             return cls(*work)
         rules = knowledge.rules
-        by_size = believed_by_size(knowledge.beliefs, rules, tables, gpus_per_node)
+        by_size = estimated_by_size(knowledge.performance, rules, tables, gpus_per_node)
         return cls(*work, by_size, rules.shared, 3600.0 * (rules.unseen_hours or 0.0))
 
 
 COMPILED_WORK: tuple[RemainingKnowledge, ...] = ("declared", "learnt", "unknown")
 """Rules for remaining work that compiled loops support."""
-ALL_KNOWN = CompiledBeliefs()
+ALL_KNOWN = CompiledEstimates()
 """Rules with exact knowledge."""

@@ -6,7 +6,7 @@ scaling until a job has trained with several numbers of workers, then a fit with
 
 Measurements on one GPU type say nothing about scaling on another, so each GPU type has its own fit. A GPU type without
 steps is projected from the first one with steps, by the ratio of single-GPU throughputs, like for simulated jobs
-(`rlpto.knowledge.job_fits`) and in Sia (Jayaram Subramanya et al., SOSP 2023).
+(`rlpto.knowledge.job_estimates`) and in Sia (Jayaram Subramanya et al., SOSP 2023).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlpto.io.arrays import FloatArray
-from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.estimates import ThroughputFit
 from rlpto.knowledge.evidence import NOISE_CHANGE, Evidence, Step, by_gpu_type, nearly, same_speeds
 from rlpto.knowledge.known import FitMethod
 from rlpto.knowledge.prior import LEVEL_SIGMA, coordinates, prior_without
@@ -98,7 +98,7 @@ class SharedEvidence:
             prior = prior_without(profile.name) if self._method == "bayes" else None
             if prior is not None and self._guess.paced:
                 prior = replace(prior, mean=coordinates(law, batch.base))
-            fit = ThroughputBelief(batch, self._guess.job_type.batch_size, self._most, prior=prior)
+            fit = ThroughputFit(batch, self._guess.job_type.batch_size, self._most, prior=prior)
             for step in steps:
                 fit.observe(step)
             fit.fit()
@@ -133,7 +133,7 @@ class EstimatedJob:
     and noise. curve: accuracy by its own evaluations up to epoch `covered`. Default: the guess. rate: epochs per second
     shown at any size while the time of a step is not known."""
 
-    key: tuple[object, ...]
+    key: int
     guess: Guess
     shared: SharedEvidence
     points: Points = ()
@@ -149,7 +149,7 @@ class EstimatedJob:
     @property
     def type_key(self) -> tuple[object, ...]:
         """Equal for jobs with the same estimate."""
-        return *self.key, self.shared.version, self.curve, self.rate if self.unseen else None
+        return self.key, self.shared.version, self.curve, self.rate if self.unseen else None
 
     def learn(self) -> bool:
         """Update the estimate with the newest evidence. False if it has hardly changed."""
@@ -182,24 +182,25 @@ class EstimatedJob:
         if self.rate is not None and not laws:
             return replace(found, rates=np.full_like(found.rates, self.rate), score=None)
         servers, exponent = job_type.servers or found.facts.servers, METRICS[job_type.metric].exponent
-        rates, score = found.rates.copy(), None if found.score is None else found.score.copy()
+        factor = 1.0 if seen == gpu else ratio(self.guess.profile.name, gpu, seen)
+        rates, score = factor * found.rates, None if found.score is None else factor * found.score
         noise = profile.noise(np.arange(profile.epochs))
         for step in steps:
             if step.gpus <= max_gpus and step.servers == servers and step.gpu_type == seen:
                 row = there.row[min(step.nodes, len(there.row)) - 1, step.gpus - 1]
                 useful = efficiency(noise, step.gpus * step.local_batch, profile.batch.base)
-                rates[row] = step.samples_per_second * useful / profile.samples
+                speed = factor * step.samples_per_second / profile.samples
+                rates[row] = speed * useful
                 if score is not None:
-                    score[row] = step.samples_per_second * useful**exponent / profile.samples
-        factor = 1.0 if seen == gpu else ratio(self.guess.profile.name, gpu, seen)
-        return replace(found, rates=factor * rates, score=None if score is None else factor * score)
+                    score[row] = speed * useful**exponent
+        return replace(found, rates=rates, score=score)
 
 
 @dataclass
 class EstimatedProfiles:
     """Estimates by name, as a source of profiles; the tables of each are compiled once.
 
-    kinds: size of the largest node by GPU type. ratio: single-GPU speeds. max_gpus: largest size in the tables.
+    kinds: size of the largest node by GPU type. ratio: `Ratio` of the cluster's GPU types.
     """
 
     kinds: Mapping[str, int]

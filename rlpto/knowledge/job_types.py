@@ -1,6 +1,6 @@
 """Speed tables in which each job has types of its own, for estimates that are rewritten in place.
 
-`rlpto.knowledge.job_fits.JobFits` writes them. Views, planner and predictions read them like any speed tables.
+`rlpto.knowledge.job_estimates` writes them. Views, planner and predictions read them like any speed tables.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class BatchCache:
 
 
 @dataclass(frozen=True)
-class BeliefRules:
+class EstimateRules:
     """How estimates are formed from the observations of jobs. The defaults follow Pollux's simulator.
 
     shared: jobs of a type share their observations. method: pollux: `rlpto.knowledge.online_fit`; bayes:
@@ -54,7 +54,7 @@ class BeliefRules:
     shown: bool = True
 
 
-AS_POLLUX = BeliefRules()
+AS_POLLUX = EstimateRules()
 """Rules of Pollux's simulator, on which published figures of Pollux rest."""
 NOISE_SLOPE = 0.2
 """Exponent of the noise scale in the batch size, over measured models (docs/notes)."""
@@ -65,15 +65,15 @@ class Knowledge:
     """Knowledge of policies, and of jobs about themselves. Default: the truth.
 
     noise: errors of policies' estimates, or None. remaining, tail: rule for remaining work, in
-    `rlpto.knowledge.remaining.RemainingWork`. beliefs: true speeds for jobs that, like policies, know only their
-    observations. Default: all know the truth. rules: how estimates are formed, with `beliefs`.
+    `rlpto.knowledge.remaining.RemainingWork`. performance: true speeds for jobs that, like policies, know only their
+    observations. Default: all know the truth. rules: how estimates are formed, with `performance`.
     """
 
     noise: EstimateNoise | None = None
     remaining: RemainingKnowledge = "declared"
     tail: float = 1.0
-    beliefs: BatchCache | None = None
-    rules: BeliefRules = AS_POLLUX
+    performance: BatchCache | None = None
+    rules: EstimateRules = AS_POLLUX
 
 
 TRUTH = Knowledge()

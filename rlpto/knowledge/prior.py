@@ -71,7 +71,7 @@ def others_than(model: str, least: int) -> list[Profile]:
     found = [profile for name, profile in builtin_profiles().items() if name != model]
     if len(found) < least:
         raise ConfigError(
-            f"knowledge: what is believed of {model} rests on profiles of other models; expected {least} built-in ones "
+            f"knowledge: estimates of {model} rest on profiles of other models; expected {least} built-in ones "
             f"or more, found {len(found)} (knowledge.fit pollux and knowledge.remaining unknown need none)"
         )
     return found

@@ -160,13 +160,13 @@ class Planner(BasePolicy[PlannerOptions]):
         """Return the loop that rollouts from `state` use, and their start. At least one GPU must be up."""
         rows = np.argsort(state.jobs.index, kind="stable")
         table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
-        placement, believed, store = state.placement(table.index), table.believed(), table.columns()
-        if believed.noise is not None:  # rollouts train at the estimated speeds
-            believed = known_speeds(believed, state.gpus_per_node)
-        store.type_index[:] = store.believed_type[:] = believed.type_index
-        store.scale[:] = believed.scale
-        shown = believed.tables
-        tables = shown if shown.written is None else self._with_elapsed(shown, believed.type_index)
+        placement, estimates, store = state.placement(table.index), table.estimates(), table.columns()
+        if estimates.noise is not None:  # rollouts train at the estimated speeds
+            estimates = known_speeds(estimates, state.gpus_per_node)
+        store.type_index[:] = store.estimated_type[:] = estimates.type_index
+        store.scale[:] = estimates.scale
+        shown = estimates.tables
+        tables = shown if shown.written is None else self._with_elapsed(shown, estimates.type_index)
         store.measured_accuracy[:] = np.nan
         store.rescale_left[:] = placement.pausing
         late = bool(self._reward["shortfall"][0] > 0)  # it matters when jobs gain their accuracy

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlpto.core.cluster import Cluster, ClusterShape, ClusterState, Placement
 from rlpto.core.job_store import JobStore
-from rlpto.core.job_table import BelievedSpeeds
+from rlpto.core.job_table import EstimatedSpeeds
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.tables import NO_TYPE, SpeedTables, elapsed_from_rates
@@ -76,9 +76,9 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
     rows = np.argsort(state.jobs.index, kind="stable")
     table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
     columns, placement = table.columns(), cluster.placement(table.index)
-    believed = known_speeds(table.believed(), state.gpus_per_node)
-    columns.type_index[:] = columns.believed_type[:] = believed.type_index
-    columns.scale[:], columns.rescale_left[:], columns.measured_accuracy[:] = believed.scale, placement.pausing, np.nan
+    estimates = known_speeds(table.estimates(), state.gpus_per_node)
+    columns.type_index[:] = columns.estimated_type[:] = estimates.type_index
+    columns.scale[:], columns.rescale_left[:], columns.measured_accuracy[:] = estimates.scale, placement.pausing, np.nan
     return Snapshot(
         time=state.time,
         shape=state.shape,
@@ -86,21 +86,21 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
         jobs=tuple(cluster.jobs[job] for job in table.index.tolist()),
         columns=columns,
         placement=placement,
-        tables=believed.tables,
+        tables=estimates.tables,
     )
 
 
-def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds:
+def known_speeds(estimates: EstimatedSpeeds, gpus_per_node: int) -> EstimatedSpeeds:
     """Return tables by which n jobs train at their estimated speeds, each with a type of its own, and no errors.
 
     If the truth is known and the tables do not change as jobs learn, these are the original tables.
     """
-    tables, noise = believed.tables, believed.noise
+    tables, noise = estimates.tables, estimates.noise
     rewritten = tables.written is not None  # then a copy is needed
     if noise is None and tables.known_speed is None and not rewritten:
-        return believed
-    count, gpus = len(believed.type_index), np.arange(1, tables.max_gpus + 1)
-    choices = tables.variants[believed.type_index]
+        return estimates
+    count, gpus = len(estimates.type_index), np.arange(1, tables.max_gpus + 1)
+    choices = tables.variants[estimates.type_index]
     job, column = np.nonzero(choices != NO_TYPE)  # every job has types of its own, one for each of its variants
     kind, own = choices[job, column], np.searchsorted(job, np.arange(count))
     by_gpus, by_job = np.ones((len(kind), len(gpus))), np.ones(len(kind))
@@ -134,8 +134,8 @@ def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds
         fit=tables.fit[kind] if tables.fit.size else tables.fit,
         **{name: getattr(tables, name)[kind] for name in columns},
     )
-    present = np.flatnonzero(kind == believed.type_index[job])
-    return BelievedSpeeds(known, present, believed.scale if speed is None else np.ones(count), None)
+    present = np.flatnonzero(kind == estimates.type_index[job])
+    return EstimatedSpeeds(known, present, estimates.scale if speed is None else np.ones(count), None)
 
 
 def _known_rates(tables: SpeedTables, table: FloatArray, kind: IntArray, gpus_per_node: int) -> FloatArray:

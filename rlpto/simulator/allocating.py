@@ -167,7 +167,7 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
         before, kind = job.type_index, types[i]
         if before == kind:
             continue
-        job.type_index = job.believed_type = kind
+        job.type_index = job.estimated_type = kind
         if w.types[before].kind != w.types[kind].kind and job.gpus > 0:
             stop_running(w, b, j, w.clusters[b].time)
         if job.gpus == 0:

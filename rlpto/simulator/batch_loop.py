@@ -20,7 +20,7 @@ from rlpto.core.records import add_interval
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import helper, kernel, njit
-from rlpto.knowledge.by_size import ALL_KNOWN, CompiledBeliefs
+from rlpto.knowledge.by_size import ALL_KNOWN, CompiledEstimates
 from rlpto.knowledge.remaining import LEAST_EPOCHS, fill_learnt
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.greedy import GrowthSteps, walk_hull
@@ -53,7 +53,7 @@ class Shown(NamedTuple):
 
 
 @by_reference
-class Beliefs(NamedTuple):
+class Estimates(NamedTuple):
     """What policies' estimates follow from.
 
     packed: [T, K + 1] rows of the speed tables, and rates: [R, P] their rates. fit: [T, K + 1]
@@ -69,7 +69,7 @@ class Beliefs(NamedTuple):
     accuracy_ahead: FloatArray
     remaining: FloatArray
     speed: FloatArray
-    rules: CompiledBeliefs
+    rules: CompiledEstimates
     pooled: IntArray
     seen: IntArray
     noise: FloatArray
@@ -119,7 +119,7 @@ class Loop(NamedTuple):
     world: World
     current: IntArray
     shown: Shown
-    beliefs: Beliefs
+    estimates: Estimates
     queue: QueueRules
     scratch: Scratch
     gpus_per_node: int
@@ -132,10 +132,10 @@ def build_loop(
     queue: QueueSettings,
     gpus_per_node: int,
     noise: FloatArray,
-    beliefs: CompiledBeliefs = ALL_KNOWN,
+    estimates: CompiledEstimates = ALL_KNOWN,
     kinds: Kinds | None = None,
 ) -> Loop:
-    """Build the loop of a world. tables: tables that policies see. noise, beliefs: noise and rules of `Beliefs`."""
+    """Build the loop of a world. tables: tables that policies see. noise, estimates: noise and rules of `Estimates`."""
     (count, most), packed = world.jobs.shape, tables.packed_rows(gpus_per_node)
     width = packed.shape[1]
     steps = GrowthSteps(np.zeros((count, most, width), dtype=np.int64), np.zeros((count, most, width)))
@@ -143,7 +143,7 @@ def build_loop(
     known["job"] = -1
     shown = tables.fit_anywhere, tables.accuracy_ahead, tables.shown_remaining, tables.shown_speed
     rates, pooled = np.ascontiguousarray(tables.shown_rates), np.ascontiguousarray(tables.pooled)
-    seen = np.zeros((count, len(tables.own) if beliefs.shared else most), dtype=np.int64)
+    seen = np.zeros((count, len(tables.own) if estimates.shared else most), dtype=np.int64)
     rules = queue.strict, queue.reserved_after(1 if kinds is None else 2), np.arange(most)
     numbers, chain = np.zeros((6, most), dtype=np.int64), np.zeros(width, dtype=np.int64)
     jobs, until = np.zeros((count, most), dtype=VIEW), np.full(count, -np.inf)
@@ -151,7 +151,7 @@ def build_loop(
         world=world,
         current=np.zeros(count, dtype=np.int64),
         shown=Shown(jobs, np.zeros((count, most, width)), steps, known, until),
-        beliefs=Beliefs(packed, rates, *shown, beliefs, pooled, seen, noise),
+        estimates=Estimates(packed, rates, *shown, estimates, pooled, seen, noise),
         queue=QueueRules(np.array([queue.aging_normal, queue.aging_low]), *rules),
         scratch=Scratch._make((*numbers, chain, np.zeros(most), np.zeros((most, 4)))),
         gpus_per_node=gpus_per_node,
@@ -167,7 +167,7 @@ def copy_of(loop: Loop) -> Loop:
         world=loop.world._replace(**{name: getattr(loop.world, name).copy() for name in changed}),
         current=loop.current.copy(),
         shown=Shown(jobs.copy(), speed.copy(), GrowthSteps._make(map(np.copy, steps)), *map(np.copy, others)),
-        beliefs=loop.beliefs._replace(seen=loop.beliefs.seen.copy()),
+        estimates=loop.estimates._replace(seen=loop.estimates.seen.copy()),
         scratch=Scratch._make(map(np.copy, loop.scratch)),
     )
 
@@ -179,10 +179,10 @@ def look_around(loop: Loop, b: int) -> None:
     A row keeps speed and steps if it shows the same job in the same epoch as before.
     """
     look_at_queue(loop, b)
-    w, n, noise = loop.world, loop.world.clusters[b].active, loop.beliefs.noise[loop.current[b]]
-    shown, beliefs, rules = loop.shown, loop.beliefs, loop.beliefs.rules
+    w, n, noise = loop.world, loop.world.clusters[b].active, loop.estimates.noise[loop.current[b]]
+    shown, estimates, rules = loop.shown, loop.estimates, loop.estimates.rules
     view, speed, target, gain = shown.jobs[b, :n], shown.speed[b, :n], shown.steps.target[b], shown.steps.gain[b]
-    fill_estimates(w.jobs[b], w.types, w.accuracy, beliefs.accuracy_ahead, beliefs.remaining, noise, view)
+    fill_estimates(w.jobs[b], w.types, w.accuracy, estimates.accuracy_ahead, estimates.remaining, noise, view)
     if rules.guessed:
         guess_work(loop, b, view)
     if rules.by_size.size:
@@ -194,9 +194,9 @@ def look_around(loop: Loop, b: int) -> None:
         if not same or known.epoch != job.epoch or known.level != level or level == UNSEEN:
             # Nothing reads beyond a job's max_gpus, and every entry is a stride away in memory.
             at = slice(row, row + 1)
-            fill_speed(view[at], beliefs.rates, beliefs.packed, beliefs.speed, noise, 0, speed[at])
+            fill_speed(view[at], estimates.rates, estimates.packed, estimates.speed, noise, 0, speed[at])
             if rules.by_size.size:
-                believe_speed(rules, job, level, speed[row])
+                estimate_speed(rules, job, level, speed[row])
             known.job, known.type, known.epoch, known.level = job.index, job.type_index, job.epoch, level
             walk_hull(speed[row], job.min_gpus, job.max_gpus, loop.scratch.chain, target[row], gain[row])
 
@@ -211,51 +211,51 @@ def see_sizes(loop: Loop, b: int, view: AnyArray) -> None:
             while gpus > 0:
                 level += 1
                 gpus >>= 1
-            loop.beliefs.seen[b, at] = max(loop.beliefs.seen[b, at], level)
+            loop.estimates.seen[b, at] = max(loop.estimates.seen[b, at], level)
 
 
 @kernel()
 def slot(loop: Loop, type_index: int, job: int) -> int:
     """Return the column of `seen` of a job."""
-    return int(loop.beliefs.pooled[type_index] if loop.beliefs.rules.shared else job)
+    return int(loop.estimates.pooled[type_index] if loop.estimates.rules.shared else job)
 
 
 @kernel()
 def level_seen(loop: Loop, b: int, job: Any) -> int:
     """Observation level of a job [VIEW] of cluster b; constant if speeds are known."""
-    if loop.beliefs.rules.by_size.size == 0:
+    if loop.estimates.rules.by_size.size == 0:
         return KNOWN_LEVEL
-    return int(loop.beliefs.seen[b, slot(loop, job.type_index, job.index)])
+    return int(loop.estimates.seen[b, slot(loop, job.type_index, job.index)])
 
 
 @kernel()
-def believe_speed(beliefs: CompiledBeliefs, job: Any, level: int, speed: FloatArray) -> None:
+def estimate_speed(estimates: CompiledEstimates, job: Any, level: int, speed: FloatArray) -> None:
     """Replace the true speed [K + 1] of a job [VIEW] by its estimate."""
     for k in range(1, min(job.max_gpus, len(speed) - 1) + 1):
-        if level == UNSEEN and beliefs.unseen > 0:
-            speed[k] = job.remaining / beliefs.unseen
+        if level == UNSEEN and estimates.unseen > 0:
+            speed[k] = job.remaining / estimates.unseen
         else:
-            speed[k] *= beliefs.by_size[job.type_index, level, k]
+            speed[k] *= estimates.by_size[job.type_index, level, k]
 
 
 @kernel()
 def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
     """Write the estimated remaining work into view [n] of cluster b, like `rlpto.core.job_table.JobTable.records`."""
-    w, noise, left = loop.world, loop.beliefs.noise[loop.current[b]], loop.scratch.left[: len(view)]
+    w, noise, left = loop.world, loop.estimates.noise[loop.current[b]], loop.scratch.left[: len(view)]
     guessed = loop.scratch.guessed[: len(view)]
     for row in range(len(view)):
         guessed[row] = view[row].index
-        left[row] = max(loop.beliefs.rules.tail * view[row].progress, LEAST_EPOCHS)
-    if loop.beliefs.rules.learnt:
-        fill_learnt(w.jobs[b], loop.beliefs.pooled, guessed, loop.scratch.sums, left)
+        left[row] = max(loop.estimates.rules.tail * view[row].progress, LEAST_EPOCHS)
+    if loop.estimates.rules.learnt:
+        fill_learnt(w.jobs[b], loop.estimates.pooled, guessed, loop.scratch.sums, left)
     for row in range(len(view)):
         job, epochs = view[row], w.types[view[row].type_index].epochs
-        if loop.beliefs.remaining.size:  # in the operator's unit, for a whole training
+        if loop.estimates.remaining.size:  # in the operator's unit, for a whole training
             whole = epochs - job.progress
             job.remaining *= left[row] / whole if whole > 0 else 1.0
         if noise.size:
             left[row] *= noise[job.index, 0]
-        if not loop.beliefs.remaining.size:
+        if not loop.estimates.remaining.size:
             job.remaining = left[row]
         job.epochs = job.progress + left[row]
         job.final_accuracy = curve_at(w.accuracy, job.type_index, epochs, job.epochs)
@@ -296,7 +296,7 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
     n, changes = len(wishes), 0
     view, given, memory = loop.shown.jobs[b, :n], loop.scratch.given[:n], loop.scratch
     cluster, jobs = loop.world.clusters[b], loop.world.jobs[b]
-    admit(view, wishes, cluster.capacity, given, jobs, loop.beliefs.fit, cluster.time, loop.queue.reserve_after)
+    admit(view, wishes, cluster.capacity, given, jobs, loop.estimates.fit, cluster.time, loop.queue.reserve_after)
     for i in range(n):
         if given[i] != view[i].gpus:
             memory.changed[changes], memory.gpus[changes], view[i].gpus = view[i].index, given[i], given[i]
@@ -323,10 +323,10 @@ def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
     held, on_each = np.zeros((n, len(offered)), dtype=np.int64), np.zeros((n, groups), dtype=np.int64)
     of_type, room = np.zeros_like(on_each), np.zeros(groups, dtype=np.int64)
     speed, shown = np.zeros((groups, n, loop.shown.speed.shape[2])), view.copy()
-    beliefs, noise = loop.beliefs, loop.beliefs.noise[loop.current[b]]
+    estimates, noise = loop.estimates, loop.estimates.noise[loop.current[b]]
     for row in range(n):
         job = w.jobs[b, view[row].index]
-        index[row], types[row], on_each[row] = view[row].index, job.type_index, kinds.by_type[job.believed_type]
+        index[row], types[row], on_each[row] = view[row].index, job.type_index, kinds.by_type[job.estimated_type]
         for gpu in range(job.gpus):
             node = w.nodes[b, index[row], gpu]
             held[row, node] += 1
@@ -336,9 +336,9 @@ def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
             for g in range(groups):
                 at, level = slice(row, row + 1), level_seen(loop, b, view[row])
                 shown[row].type_index = on_each[row, g]
-                fill_speed(shown[at], beliefs.rates, beliefs.packed, beliefs.speed, noise, 0, speed[g, at])
-                if beliefs.rules.by_size.size:
-                    believe_speed(beliefs.rules, shown[row], level, speed[g, row])
+                fill_speed(shown[at], estimates.rates, estimates.packed, estimates.speed, noise, 0, speed[g, at])
+                if estimates.rules.by_size.size:
+                    estimate_speed(estimates.rules, shown[row], level, speed[g, row])
     for node in range(len(offered)):
         room[kinds.of_node[node]] += offered[node]
     gpus, chosen = choose_gpu_types(view, view["gpus"].copy(), of_type, room, speed, on_each, kinds.fit)

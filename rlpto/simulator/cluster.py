@@ -87,14 +87,14 @@ class SimulatedCluster:
         self.jobs = tuple(jobs)
         self.tables = tables
         self._settings = settings
-        self._noise, left, beliefs = knowledge.noise, knowledge.remaining, knowledge.beliefs
+        self._noise, left, performance = knowledge.noise, knowledge.remaining, knowledge.performance
         self.store = store
         remaining = RemainingWork(left, knowledge.tail, store, tables, self._accuracy_at)
         self._left = None if left == "declared" else remaining
         self._online: OnlineJobs | None = None
-        if beliefs is not None:
+        if performance is not None:
             above = settings.change_batch_above
-            self._online = OnlineJobs(jobs, store, tables, beliefs, knowledge.rules, remaining, change_above=above)
+            self._online = OnlineJobs(jobs, store, tables, performance, knowledge.rules, remaining, change_above=above)
         rows = tables if self._online is None else with_own_rows(tables, len(store))
         self._world = build_world(
             store.records[None],
@@ -215,7 +215,7 @@ class SimulatedCluster:
 
     def table_of(self, index: IntArray) -> JobTable:
         """Return the table of any jobs of the workload, including finished ones."""
-        shown = self.tables if self._online is None else self._online.fits.tables
+        shown = self.tables if self._online is None else self._online.estimates.tables
         gpus_per_node, classes = self._shape.gpus_per_node, self.store.priority[index]
         return JobTable(self.store, shown, index, classes, gpus_per_node, self._noise, self._left)
 
@@ -247,7 +247,7 @@ class SimulatedCluster:
                 types = self.tables.types_on(self.store.type_index[index], kinds_of(allocation.placement, self._shape))
                 choose_types(self._world, 0, index, types)
                 for job in index.tolist():
-                    self._online.fits.show_kind(job)
+                    self._online.estimates.show_kind(job)
             return none
         on_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
         own = allocation.batch_size is None and allocation.servers is None
@@ -308,7 +308,7 @@ class SimulatedCluster:
                     self._write_row(row, rates)
                 trained.append((job, row, False))
         self._take_rows(trained)
-        self._online.fits.refresh()
+        self._online.estimates.refresh()
 
     def _take_rows(self, written: list[tuple[int, int, bool]]) -> None:
         """Let jobs train at rows that were written; (job, row, whether its newest workers are still joining)."""

@@ -1,7 +1,7 @@
 """Simulated jobs that choose their batch sizes by their own fits, and learn from the steps they train.
 
 The true speeds are a row of the tables for each job, rewritten whenever its batch may have changed. The speeds that
-policies see come from `rlpto.knowledge.job_fits.JobFits`.
+policies see come from `rlpto.knowledge.job_estimates.JobEstimates`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.knowledge.beliefs import ChoiceRule, choose, follow_choices, powers
+from rlpto.knowledge.estimates import ChoiceRule, choose, follow_choices, powers
 from rlpto.knowledge.evidence import Statistics, Step
-from rlpto.knowledge.job_fits import JobFits
-from rlpto.knowledge.known import BatchCache, BeliefRules
+from rlpto.knowledge.job_estimates import JobEstimates
+from rlpto.knowledge.known import BatchCache, EstimateRules
 from rlpto.performance.efficiency import BatchPerformance
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 
 ROWS_PER_JOB = 2
 """Rows for the present placement, and for the placement for which new workers are starting."""
 
-NOTHING_BELIEVED = np.zeros(0)
+NOT_ESTIMATED = np.zeros(0)
 
 
 @dataclass
@@ -33,7 +33,7 @@ class _Running:
     candidates, [P] the candidate it takes in each epoch, [P] the resulting epochs per second, and progress at its last
     observation.
 
-    believed, basis: inputs of the choices: [C] estimated samples per second; epoch, candidate and slope.
+    estimated, basis: inputs of the choices: [C] estimated samples per second; epoch, candidate and slope.
     inputs: arguments with which the basis was found. noted: epoch, candidate and statistics of the last observation.
     """
 
@@ -44,7 +44,7 @@ class _Running:
     choices: IntArray
     rates: FloatArray
     observed_progress: float
-    believed: FloatArray | None = None
+    estimated: FloatArray | None = None
     basis: tuple[int, int, float] | None = None
     inputs: tuple[int, int | None, float, tuple[float, float] | None] | None = None
     noted: tuple[int, int, Statistics] | None = None
@@ -71,7 +71,7 @@ class OnlineJobs:
     """Training of the jobs of a simulated cluster in which each job knows its speed only from observations.
 
     jobs: in the order of the store. truth: speed tables of the workload. performance: true speeds of batches. rules,
-    left: arguments of `JobFits`. change_above: `SimulatorSettings.change_batch_above`.
+    left: arguments of `JobEstimates`. change_above: `SimulatorSettings.change_batch_above`.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class OnlineJobs:
         store: JobStore,
         truth: SpeedTables,
         performance: BatchCache,
-        rules: BeliefRules,
+        rules: EstimateRules,
         left: Callable[[IntArray], FloatArray],
         *,
         change_above: float = 1.0,
     ) -> None:
-        self.fits = JobFits(jobs, store, truth, performance.source, rules, left)
+        self.estimates = JobEstimates(jobs, store, truth, performance.source, rules, left)
         self._store, self._truth, self._performance = store, truth, performance
         self._change_above = change_above
         self._running: dict[int, _Running] = {}
@@ -93,7 +93,7 @@ class OnlineJobs:
 
     def follow(self, active: IntArray) -> None:
         """Adapt to the jobs that have arrived or finished."""
-        for job in self.fits.follow(active):
+        for job in self.estimates.follow(active):
             self.stop(job)
 
     def start(self, job: int, placement: tuple[int, ...], joining: bool) -> FloatArray:
@@ -101,9 +101,9 @@ class OnlineJobs:
         workers have joined, and until then as before."""
         progress = float(self._store.records["progress"][job])
         kind = int(self._truth.kind[self._store.records["type_index"][job]])
-        performance = self._performance(self.fits.type_of(job), placement, self._truth.kinds[kind])
+        performance = self._performance(self.estimates.type_of(job), placement, self._truth.kinds[kind])
         epochs = performance.rates.shape[1]
-        scales = performance.batches.weighed / self.fits.fit_of(job, kind).limits.base
+        scales = performance.batches.weighed / self.estimates.fit_of(job, kind).limits.base
         running = _Running(
             kind, placement, performance, scales, np.zeros(epochs, dtype=np.int64), np.zeros(epochs), progress
         )
@@ -137,7 +137,7 @@ class OnlineJobs:
         now, true = running.epoch, running.performance
         choice = int(running.choices[now])
         if running.noted is not None and first == now and running.noted[:2] == (now, choice):
-            self.fits.see_again(job, running.noted[2], now)
+            self.estimates.see_again(job, running.noted[2], now)
             return True
         steps = []
         for one in dict.fromkeys(running.choices[first : now + 1].tolist()):
@@ -146,7 +146,7 @@ class OnlineJobs:
         gradients = float(true.grad_sqr[choice, now]), float(true.grad_var[choice, now])
         seen = Statistics(*gradients, float(running.scales[choice]))
         running.noted = now, choice, seen
-        self.fits.learn(job, running.kind, steps, seen, now, len(running.choices))
+        self.estimates.learn(job, running.kind, steps, seen, now, len(running.choices))
         return True
 
     def _choose(self, job: int, running: _Running, held: int | None) -> bool:
@@ -156,20 +156,24 @@ class OnlineJobs:
         """
         true, progress = running.performance, float(self._store.records["progress"][job])
         epoch = min(int(progress), true.rates.shape[1] - 1)
-        fit, seen = self.fits.fit_of(job, running.kind), self.fits.seen_by(job)
-        scales, fitted, slope = running.scales, fit.params is not None and seen is not None, self.fits.slope_of(job)
-        believed = fit.throughput(len(running.placement), true.batches.gpus) if fitted else NOTHING_BELIEVED
+        fit, seen = self.estimates.fit_of(job, running.kind), self.estimates.seen_by(job)
+        scales, fitted, slope = (
+            running.scales,
+            fit.params is not None and seen is not None,
+            self.estimates.slope_of(job),
+        )
+        estimated = fit.throughput(len(running.placement), true.batches.gpus) if fitted else NOT_ESTIMATED
         inputs = epoch, held, slope, seen
-        if believed is running.believed and inputs == running.inputs:
+        if estimated is running.estimated and inputs == running.inputs:
             return False
         running.inputs, first = inputs, 0
         rule = ChoiceRule(fit.exponent, slope, self._change_above)
         if seen is not None and fitted:
-            first = choose(believed, scales, powers(scales, rule.slope), *seen, rule, -1 if held is None else held)
+            first = choose(estimated, scales, powers(scales, rule.slope), *seen, rule, -1 if held is None else held)
         basis = epoch, first, rule.slope
-        if running.believed is believed and running.basis == basis:
+        if running.estimated is estimated and running.basis == basis:
             return False
-        running.believed, running.basis = believed, basis
+        running.estimated, running.basis = estimated, basis
         truth = (true.grad_sqr, true.grad_var, true.rates)
-        follow_choices(believed, scales, *truth, epoch, first, rule, running.rates, running.choices)
+        follow_choices(estimated, scales, *truth, epoch, first, rule, running.rates, running.choices)
         return True

@@ -1,5 +1,5 @@
 """Forecasts from arrivals as they happen, none of which sees the future, and sampled arrivals: joint samples of counts,
-what the jobs are like, and which speeds are believed of them."""
+what the jobs are like, and the estimates of their speeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.arrivals.online import ClassForecasts, Past, WindowForecasts, load_model, past_of
-from rlpto.arrivals.sampled import LEAST_ORIGINS, Futures, PathMemory, as_believed, sample_arrivals, sample_paths
+from rlpto.arrivals.sampled import LEAST_ORIGINS, Futures, PathMemory, as_estimated, sample_arrivals, sample_paths
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job
@@ -266,13 +266,13 @@ def test_a_class_that_was_seen_often_has_jobs_of_its_own_kind() -> None:
     assert by_class == [{"m0"}, {"m1"}, {"m0", "m1"}]
 
 
-def test_donors_have_the_speeds_that_are_believed_now() -> None:
+def test_donors_have_the_speeds_of_present_estimates() -> None:
     """A donor that is gone is as fast as the newest job of its program; without one, jobs like it are left out."""
     donors = [job(i, model=f"m{i}") for i in range(3)]
     futures = sampled(np.full((1, HORIZON, 3), 5), donors)
     types = [JobType("m0", 8), JobType("m1", 16)]
     newest = job(7, model="m1")
-    found = as_believed(types, futures, [donors[0], newest], np.array([0, 1]))
+    found = as_estimated(types, futures, [donors[0], newest], np.array([0, 1]))
     assert [(made.model, made.batch_size) for made in found.donors] == [("m0", 8), ("m1", 16)]
     (before,), (after,) = futures.arrivals, found.arrivals
     np.testing.assert_array_equal(after.submit, before.submit[before.donor < 2])

@@ -40,8 +40,8 @@ WAYS: dict[str, Callable[[ClusterState], Any]] = {
     "accuracy that can be gained": lambda state: state.jobs.store.gain_scale,
     "a copy of the store": lambda state: state.jobs.store.take(state.jobs.index).epochs,
     "array behind a column": lambda state: np.asarray(state.jobs.store.epochs.base)["epochs"],
-    "store behind beliefs": lambda state: state.jobs._left._store.epochs,
-    "cluster behind beliefs": lambda state: state.jobs._left._accuracy_at.__self__.store.epochs,
+    "store behind estimates": lambda state: state.jobs._left._store.epochs,
+    "cluster behind estimates": lambda state: state.jobs._left._accuracy_at.__self__.store.epochs,
     "cluster behind placement": lambda state: state.placement.__self__.store.epochs,
     "jobs behind placement": lambda state: [job.epochs for job in state.placement.__self__.jobs],
     "tables behind placement": lambda state: state.placement.__self__.tables.rates,
@@ -57,8 +57,8 @@ OPEN_WAYS: dict[str, Callable[[ClusterState], Any]] = {
     "speed": lambda state: state.jobs.speed,
     "speed on several nodes": lambda state: state.jobs.speed_on(2),
     "speed at batch sizes": lambda state: state.jobs.speed_at_batch_sizes,
-    "rates of believed tables": lambda state: state.jobs.believed().tables.rates,
-    "best rates of believed tables": lambda state: state.jobs.believed().tables.best_rates(0),
+    "rates of estimated tables": lambda state: state.jobs.estimates().tables.rates,
+    "best rates of estimated tables": lambda state: state.jobs.estimates().tables.best_rates(0),
 }
 """What a policy may call, which never says it."""
 
@@ -155,7 +155,7 @@ def numbers_in(array: AnyArray) -> FloatArray:
 
 
 def test_nothing_that_a_sealed_state_leads_to_holds_the_truth() -> None:
-    inside = {"SimulatedCluster", "World", "OnlineJobs", "JobFits", "RemainingWork", "Job", "Experiment"}
+    inside = {"SimulatedCluster", "World", "OnlineJobs", "JobEstimates", "RemainingWork", "Job", "Experiment"}
     for cluster, state in list(moments())[-3:]:
         hidden = secrets(cluster, state)
         arrays, classes = reachable(state)
@@ -210,11 +210,11 @@ def test_policies_decide_as_without_the_seal(name: str, case: str) -> None:
     np.testing.assert_array_equal(sealed.decisions.time, plain.decisions.time)
 
 
-def test_noisy_beliefs_cannot_be_sealed() -> None:
+def test_noisy_estimates_cannot_be_sealed() -> None:
     found, window = experiment(EXACT)
     noisy = found.config.knowledge.model_copy(update={"mode": "noisy"})
     cluster = Experiment(found.config.model_copy(update={"knowledge": noisy})).cluster(window, 0)
-    with pytest.raises(ConfigError, match=r"knowledge.mode noisy: what is believed"):
+    with pytest.raises(ConfigError, match=r"knowledge.mode noisy: estimates cannot"):
         run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights(), sealed=True)
 
 

@@ -147,8 +147,8 @@ def test_what_finished_jobs_trained_is_learnt_from() -> None:
     tables = flat_tables()
     store = JobStore.from_jobs([job(0, epochs=10.0, stop=StopRule(after=0.5)), job(1, epochs=10.0)], tables)
     store.finish_time[0], store.progress[0] = 700.0, store.stop_epoch[0]
-    (believed,) = remaining_work("learnt", store, tables)(np.array([1]))
-    assert believed == store.stop_epoch[0] < 10
+    (estimated,) = remaining_work("learnt", store, tables)(np.array([1]))
+    assert estimated == store.stop_epoch[0] < 10
     store.progress[1] = 9.0  # longer than any that has finished
     assert remaining_work("learnt", store, tables)(np.array([1])).tolist() == [18.0]
 

@@ -1,4 +1,4 @@
-"""Fits with a prior from other models: what is believed of sizes that were seen, and of others."""
+"""Fits with a prior from other models: what is estimated of sizes that were seen, and of others."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.knowledge.bayes_fit import MOST_ROWS, fit_with_prior
-from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.estimates import ThroughputFit
 from rlpto.knowledge.evidence import Step
-from rlpto.knowledge.job_fits import NoiseSlopes
+from rlpto.knowledge.job_estimates import NoiseSlopes
 from rlpto.knowledge.prior import law_at, prior_without, reference_batch
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType
@@ -25,12 +25,12 @@ SEVERAL = [*ONE_NODE, (2, 8), (4, 16)]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_sizes_that_were_seen_are_believed(model: str) -> None:
+def test_fits_agree_with_sizes_that_were_seen(model: str) -> None:
     law, reference = PROFILES[model].throughput, reference_batch(PROFILES[model].batch)
     rows = measured_steps(law, SEVERAL, (reference, 2 * reference))
     fit = fit_with_prior(rows, prior_without(model), reference)
-    believed = law_at(fit.point, reference).step_time(rows.nodes, rows.replicas, rows.local_batch)
-    assert np.abs(np.log(believed / rows.step_time)).max() < 0.1
+    estimated = law_at(fit.point, reference).step_time(rows.nodes, rows.replicas, rows.local_batch)
+    assert np.abs(np.log(estimated / rows.step_time)).max() < 0.1
     again = fit_with_prior(rows, prior_without(model), reference)
     assert np.array_equal(fit.point, again.point)
 
@@ -41,13 +41,13 @@ def test_one_gpu_says_little_about_many(model: str) -> None:
     profile, sigma = PROFILES[model], {}
     local = int(reference_batch(profile.batch))
     for sizes in (ONE_NODE[:1], ONE_NODE, SEVERAL):
-        belief = ThroughputBelief(profile.batch, None, 64, prior=prior_without(model))
+        fit = ThroughputFit(profile.batch, None, 64, prior=prior_without(model))
         rows = measured_steps(profile.throughput, sizes, (local,))
         for (nodes, gpus), step, sync in zip(sizes, rows.step_time, rows.sync_time, strict=True):
-            belief.observe(Step(nodes, gpus, local, float(step), float(sync)))
-        belief.fit()
-        shown = belief.score(1.0, 0.0)
-        assert belief.sizes == len(sizes)
+            fit.observe(Step(nodes, gpus, local, float(step), float(sync)))
+        fit.fit()
+        shown = fit.score(1.0, 0.0)
+        assert fit.sizes == len(sizes)
         sigma[len(sizes)] = shown.sigma[1, [0, 3, 15, 63]]
         assert (shown.best[0, 1:8] < np.arange(2, 9) * shown.best[0, 0] * 1.001).all()
     assert sigma[1][2] > 3 * sigma[1][0]

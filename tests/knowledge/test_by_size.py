@@ -1,4 +1,4 @@
-"""Speeds as they are believed by the largest number of GPUs that was seen, in tables and in compiled clusters."""
+"""Speeds by the largest number of GPUs that was seen, in tables and in compiled clusters."""
 
 from dataclasses import replace
 from functools import cache
@@ -12,15 +12,15 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.records import INTERVAL
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.compiled_batch import CompiledBatch, Workload, begin, build_batch
-from rlpto.knowledge.by_size import CompiledBeliefs, believed_by_size
-from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
+from rlpto.knowledge.by_size import CompiledEstimates, estimated_by_size
+from rlpto.knowledge.known import BatchCache, EstimateRules, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.simulator.batch_loop import decide_and_run
 from rlpto.simulator.settings import SimulatorSettings
 
-RULES = BeliefRules(shared=True, method="bayes", noise_slope=0.2, unseen_hours=0.25)
+RULES = EstimateRules(shared=True, method="bayes", noise_slope=0.2, unseen_hours=0.25)
 TYPES = (JobType("cifar10", 256), JobType("deepspeech2"))
 MOST = 8
 
@@ -36,8 +36,8 @@ def tables() -> SpeedTables:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_beliefs_are_right_at_sizes_that_were_seen_and_better_with_more_of_them(number: int) -> None:
-    off = np.abs(np.log(believed_by_size(truth(), RULES, tables(), 4)[number, 1:, 1:]))
+def test_estimates_are_right_at_sizes_that_were_seen_and_better_with_more_of_them(number: int) -> None:
+    off = np.abs(np.log(estimated_by_size(truth(), RULES, tables(), 4)[number, 1:, 1:]))
     for level, gpus in enumerate((1, 2, 4, 8)):
         assert off[level, gpus - 1] < 0.1
     assert off[3].mean() < off[0].mean()
@@ -48,10 +48,10 @@ def batch(shared: bool) -> CompiledBatch:
     samples = float(tables().samples[0])
     jobs = tuple(Job(f"job{i}", 600.0 * i, "cifar10", 400.0, samples, batch_size=256, max_gpus=MOST) for i in range(2))
     shape, rules = ClusterShape((Node(4), Node(4))), replace(RULES, shared=shared)
-    beliefs = CompiledBeliefs.of(Knowledge(beliefs=truth(), rules=rules), tables(), 4)
+    estimates = CompiledEstimates.of(Knowledge(performance=truth(), rules=rules), tables(), 4)
     workload = Workload("one", jobs, seed=0, hours=1.0)
     return build_batch(
-        1, shape, [workload], tables(), SimulatorSettings(), QueueSettings(), RewardWeights(), beliefs=beliefs
+        1, shape, [workload], tables(), SimulatorSettings(), QueueSettings(), RewardWeights(), estimates=estimates
     )
 
 

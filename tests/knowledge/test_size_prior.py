@@ -1,10 +1,10 @@
-"""What jobs of large models believe of sizes that they have not had: others say how such models scale."""
+"""Estimates of jobs of large models at sizes that they have not had, by how other such models scale."""
 
 import numpy as np
 import pytest
 
 from rlpto.knowledge.bayes_fit import prior_for
-from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.estimates import ThroughputFit
 from rlpto.knowledge.evidence import Step
 from rlpto.knowledge.prior import prior_without
 from rlpto.performance.profiles import large_profiles
@@ -22,27 +22,27 @@ def table_of(name: str, kind: str) -> SizeTable:
     return large_profiles()[name].kinds[kind].throughput
 
 
-def believed(name: str, kind: str, *, by_units: bool) -> tuple[ThroughputBelief, np.ndarray]:
-    """What a job believes that has trained on the fewest GPUs alone: [K] speed with 1.. GPUs on as few nodes as are
+def estimated(name: str, kind: str, *, by_units: bool) -> tuple[ThroughputFit, np.ndarray]:
+    """Estimates of a job that has trained on the fewest GPUs alone: [K] speed with 1.. GPUs on as few nodes as are
     measured for the next size."""
     table, limits = table_of(name, kind), large_profiles()[name].on(kind).batch
     unit = int(np.gcd.reduce(table.sizes)) if by_units else 1
     prior = prior_for(name, unit) if by_units else prior_without(name)
-    belief = ThroughputBelief(limits, limits.base, table.sizes[-1], prior=prior, unit=unit)
+    fit = ThroughputFit(limits, limits.base, table.sizes[-1], prior=prior, unit=unit)
     nodes, gpus, seconds = table.steps[0]
-    belief.observe(Step(nodes, gpus, int(belief.candidates(gpus).taken[0]), seconds))
-    belief.fit()
+    fit.observe(Step(nodes, gpus, int(fit.candidates(gpus).taken[0]), seconds))
+    fit.fit()
     spans = min(next(row[0] for row in table.steps if row[1] == table.sizes[1]), 2)
-    return belief, belief.score(1.0, 0.0).best[spans - 1]
+    return fit, fit.score(1.0, 0.0).best[spans - 1]
 
 
 def off_at_next_size(name: str, kind: str, *, by_units: bool) -> float:
-    """Logarithm of the believed over the true gain in speed by growing to the next size."""
-    table, (belief, speed) = table_of(name, kind), believed(name, kind, by_units=by_units)
+    """Logarithm of the estimated over the true gain in speed by growing to the next size."""
+    table, (fit, speed) = table_of(name, kind), estimated(name, kind, by_units=by_units)
     first, second = table.sizes[:2]
     nodes = next(row[0] for row in table.steps if row[1] == second)
     true = table.step_time(table.steps[0][0], first, 1) / table.step_time(nodes, second, 1)
-    start = belief.throughput(table.steps[0][0], first)[0]
+    start = fit.throughput(table.steps[0][0], first)[0]
     return float(np.log(speed[second - 1] / start / true))
 
 
@@ -61,6 +61,6 @@ def test_a_job_that_had_one_size_knows_about_what_the_next_is_worth() -> None:
 def test_between_sizes_speed_is_flat_and_below_them_in_proportion(name: str) -> None:
     table = table_of(name, "h100")
     first, second = table.sizes[:2]
-    _, speed = believed(name, "h100", by_units=True)
+    _, speed = estimated(name, "h100", by_units=True)
     np.testing.assert_allclose(speed[first - 1 : second - 1], speed[first - 1])
     np.testing.assert_allclose(speed[: first - 1] / speed[first - 1], np.arange(1, first) / first)

@@ -12,7 +12,7 @@ from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.observation import observe
 from rlpto.io.arrays import AnyArray
-from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
+from rlpto.knowledge.known import BatchCache, EstimateRules, Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType, SpeedTables
@@ -76,13 +76,13 @@ def cluster_of(tables: SpeedTables, mode: str, remaining: RemainingKnowledge, no
     known = Knowledge(
         noise if mode == "noisy" else None,
         remaining,
-        beliefs=BatchCache(PROFILES) if "online" in mode else None,
-        rules=BAYES if "bayes" in mode else BeliefRules(shared=True),
+        performance=BatchCache(PROFILES) if "online" in mode else None,
+        rules=BAYES if "bayes" in mode else EstimateRules(shared=True),
     )
     return SimulatedCluster(NODES, jobs, tables, TIMES, knowledge=known)
 
 
-BAYES = BeliefRules(True, "bayes", 0.2, 0.25)
+BAYES = EstimateRules(True, "bayes", 0.2, 0.25)
 POLICIES = (
     *BUILT_IN,
     *("max_throughput:choose_batch_size=true", "coach:probes=corners", "coach:form=parabola"),

@@ -58,8 +58,8 @@ def make_cluster(
 ) -> RayCluster:
     """A cluster in the time of the backend's world. given: what controllers need. more: as of `RayCluster`."""
     timing = replace(rules, clock=backend.world.clock)
-    believed = tables or linear_tables(0.1, 8)
-    return RayCluster(backend, jobs, given or specs(jobs), believed, database, timing, **more)
+    shown = tables or linear_tables(0.1, 8)
+    return RayCluster(backend, jobs, given or specs(jobs), shown, database, timing, **more)
 
 
 def play(cluster: Any, policy: str | Policy = "equal_share") -> RunRecord:

@@ -91,7 +91,7 @@ class Learning(FakeBackend):
 
 
 def learning(database: SessionDatabase, backend: Learning, jobs: list[Job], guess: float) -> RayCluster:
-    """A cluster that believes its jobs' reports, and of their final accuracy a guess before."""
+    """A cluster that estimates by its jobs' reports, and of their final accuracy a guess before."""
     program = ProgramSettings(
         training="some.module:Program", samples=100, epochs=20, batch_size=8, guess=GuessSettings(final=guess)
     )

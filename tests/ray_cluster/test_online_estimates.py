@@ -1,4 +1,4 @@
-"""What policies believe of jobs by their own reports alone."""
+"""Estimates of jobs by their own reports alone."""
 
 from __future__ import annotations
 
@@ -107,19 +107,19 @@ class TestSpeed:
         assert packed(paced)[3] * SAMPLES > 3 * speed, "a paced program's steps are stretched by its samples"
 
     @pytest.mark.parametrize("slow", [1, 2, 4])
-    def test_a_pause_while_one_size_was_measured_hardly_changes_what_is_believed_of_others(self, slow: int) -> None:
+    def test_a_pause_while_one_size_was_measured_hardly_changes_estimates_of_others(self, slow: int) -> None:
         """A step of 0.02 s for any number of workers, and 0.08 s of samples; at one size ten times as long."""
 
-        def believed(longer: float) -> float:
+        def estimated(longer: float) -> float:
             speed = {workers: BATCH / (0.02 + 0.08 / workers) for workers in (1, 2, 3, 4, 6)}
             speed[slow] /= longer
             found = after(estimates(REAL), throughput=sizes(*(on_few(*one) for one in speed.items())))
             return float(packed(found)[7]) * SAMPLES
 
-        assert believed(10.0) == pytest.approx(believed(1.0), rel=0.2)
-        assert believed(1.0) == pytest.approx(BATCH / 0.03, rel=0.15)
+        assert estimated(10.0) == pytest.approx(estimated(1.0), rel=0.2)
+        assert estimated(1.0) == pytest.approx(BATCH / 0.03, rel=0.15)
 
-    def test_beliefs_say_how_sure_they_are(self) -> None:
+    def test_estimates_say_how_sure_they_are(self) -> None:
         found = estimates(REAL)
         sigma = []
         for seen in ((), ((1, 1, 500.0),), ((1, 1, 500.0), (2, 1, 900.0), (4, 2, 1200.0))):
@@ -228,7 +228,7 @@ class TestUnseen:
         assert not len(found.unseen)
 
     @pytest.mark.parametrize("said", [{"pace": 0.1}, {"guess": GuessSettings(step_seconds=0.1)}])
-    def test_what_the_settings_say_of_a_step_is_believed(self, said: dict[str, object]) -> None:
+    def test_the_step_time_of_the_settings_counts(self, said: dict[str, object]) -> None:
         assert not len(estimates(REAL.model_copy(update=said)).unseen)
 
 

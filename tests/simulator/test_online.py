@@ -16,9 +16,9 @@ from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.knowledge.job_fits import JobFits
+from rlpto.knowledge.job_estimates import JobEstimates
 from rlpto.knowledge.job_types import FIRST_JOBS
-from rlpto.knowledge.known import AS_POLLUX, BatchCache, BeliefRules, Knowledge
+from rlpto.knowledge.known import AS_POLLUX, BatchCache, EstimateRules, Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
@@ -36,7 +36,7 @@ from ..builders import Scripted, admit, give, played
 MODELS = ("cifar10", "deepspeech2")
 NODES = (Node(4), Node(4))
 FIXED = 256
-BAYES = BeliefRules(method="bayes", noise_slope=0.2, unseen_hours=0.25)
+BAYES = EstimateRules(method="bayes", noise_slope=0.2, unseen_hours=0.25)
 
 
 @cache
@@ -61,12 +61,12 @@ def online(
     *,
     shared: bool = False,
     remaining: RemainingKnowledge = "declared",
-    rules: BeliefRules = AS_POLLUX,
+    rules: EstimateRules = AS_POLLUX,
     **more: object,
 ) -> SimulatedCluster:
     given = {"interval": 60.0, "rescale_delay": 30.0} | more
     settings = SimulatorSettings(**given)
-    known = Knowledge(remaining=remaining, beliefs=facts(), rules=replace(rules, shared=shared))
+    known = Knowledge(remaining=remaining, performance=facts(), rules=replace(rules, shared=shared))
     return SimulatedCluster(NODES, jobs, tables(), settings, knowledge=known)
 
 
@@ -75,7 +75,7 @@ def shown(cluster: SimulatedCluster) -> np.ndarray:
 
 
 def test_a_job_with_a_fixed_batch_trains_as_it_does_when_all_is_known() -> None:
-    """What it believes decides nothing: its batch is given, and the policy looks at no speed."""
+    """Its estimates decide nothing: its batch is given, and the policy looks at no speed."""
     jobs = [job(0, batch_size=FIXED), job(1, 100.0, batch_size=FIXED)]
     exact = SimulatedCluster(NODES, jobs, tables(), SimulatorSettings(rescale_delay=30.0))
     np.testing.assert_allclose(
@@ -149,7 +149,7 @@ def test_jobs_that_share_what_they_see_expect_the_noise_that_others_met_later() 
             give(cluster, [4] * cluster.active_jobs)
             cluster.advance()
         row = cluster.state().jobs
-        known = row.believed()
+        known = row.estimates()
         rates = known.tables.rates[known.tables.packed_rows(4)[known.type_index[-1], 4]]
         ahead[shared] = rates[80] / rates[2]
     truth = tables().rates[tables().packed_rows(4)[tables().types.index(JobType("cifar10")), 4]]
@@ -189,7 +189,7 @@ def test_a_job_that_comes_later_is_shown_the_accuracy_ahead_of_its_own_model() -
     assert cluster.state().jobs.accuracy_ahead[1] == exact
 
 
-def test_finishes_are_predicted_by_what_jobs_believe() -> None:
+def test_finishes_are_predicted_by_estimates() -> None:
     """Alone, and at one size, a job's fit is nearly the truth; nothing else than what is shown goes into a snapshot."""
     cluster = online([job(0, epochs=200.0), job(1, epochs=100.0)], remaining="unknown")
     queue, policy = QueueSettings(), make_policy("equal_share")
@@ -235,10 +235,10 @@ def forgotten(kept: object) -> property:
     return property(lambda _: kept, lambda *_: None)
 
 
-refresh = JobFits.refresh
+refresh = JobEstimates.refresh
 
 
-def rewrite_all(fits: JobFits) -> None:
+def rewrite_all(fits: JobEstimates) -> None:
     """Refresh the tables of all jobs whose estimates rest on those of others."""
     fits._stale |= fits._like & fits._seeing_nothing
     refresh(fits)
@@ -265,9 +265,9 @@ def test_what_is_skipped_because_nothing_was_learnt_changes_no_digit(
 
         cluster = online(jobs, shared=True, remaining="learnt", failures=failures, rules=replace(BAYES, ahead=ahead))
         found.append([played(cluster, Scripted(look)).jobs.finish_time, *seen])
-        for name in ("noted", "believed"):
+        for name in ("noted", "estimated"):
             monkeypatch.setattr(_Running, name, forgotten(None))
-        monkeypatch.setattr(JobFits, "refresh", rewrite_all)
+        monkeypatch.setattr(JobEstimates, "refresh", rewrite_all)
     for skipped, full in zip(*found, strict=True):
         np.testing.assert_array_equal(skipped, full)
 
@@ -281,7 +281,7 @@ def one_job() -> SimulatedCluster:
     facts = PROFILES.facts("cifar10")
     job = Job("job", 0.0, "cifar10", 100.0, facts.samples, 1, 1, 8)
     settings = SimulatorSettings(interval=120.0, decide_on="interval")
-    return SimulatedCluster(SHAPE, [job], TABLES, settings, knowledge=Knowledge(beliefs=BatchCache(PROFILES)))
+    return SimulatedCluster(SHAPE, [job], TABLES, settings, knowledge=Knowledge(performance=BatchCache(PROFILES)))
 
 
 class TestProjection:
@@ -319,6 +319,6 @@ def test_parity_with_the_simulator_of_sia(shared_data: Path) -> None:
     types = [JobType(model) for model in sorted({job.model for job in jobs})]
     tables = compile_tables(profiles, types, 24, 8, kinds=shape.kind_sizes)
     settings = SimulatorSettings(interval=60, decide_on="interval", placement="most_free", epoch_resolution=1)
-    cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=BatchCache(profiles)))
+    cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(performance=BatchCache(profiles)))
     record = run(cluster, make_policy("sia"), QueueSettings(aging_normal=1e9), RewardWeights())
     assert float(np.mean(record.jobs.finish_time - record.jobs.submit_time)) == pytest.approx(1086.633, rel=0.03)

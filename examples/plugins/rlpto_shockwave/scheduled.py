@@ -59,7 +59,7 @@ def compile_scheduled(models: Mapping[str, ScheduledModel], max_gpus: int) -> Sc
 
 def present_batch(jobs: JobTable) -> FloatArray:
     """Return the total batch size of each job in its present epoch [n, samples]; NaN if the job chooses it itself."""
-    known = jobs.believed()
+    known = jobs.estimates()
     if isinstance(known.tables, ScheduledTables):
         return known.tables.batches[known.type_index, jobs.epoch].astype(np.float64)
     return known.tables.fixed_batch[known.type_index]

@@ -108,15 +108,15 @@ class Shockwave(RoundPolicy[ShockwaveOptions]):
 def outlook(state: ClusterState) -> Outlook:
     """What is predicted of all jobs.
 
-    A job may turn to any speed of its profile. Each is believed to be as likely as the others, but for what was seen:
+    A job may turn to any speed of its profile. Each counts as likely as the others, but for what was seen:
     a Dirichlet prior of as many epochs as the job has, and the posterior after those that it has done.
     """
     jobs = state.jobs
-    believed, gpus = jobs.believed(), jobs.requested_gpus
-    rates = believed.tables.rates[believed.tables.packed_rows(state.shape.gpus_per_node)[believed.type_index, gpus]]
-    factor = believed.scale.copy()
-    if believed.noise is not None:
-        factor *= believed.noise.speed * gpus**believed.noise.scaling
+    estimates, gpus = jobs.estimates(), jobs.requested_gpus
+    rates = estimates.tables.rates[estimates.tables.packed_rows(state.shape.gpus_per_node)[estimates.type_index, gpus]]
+    factor = estimates.scale.copy()
+    if estimates.noise is not None:
+        factor *= estimates.noise.speed * gpus**estimates.noise.scaling
     seconds = 1 / (rates * factor[:, None])
     whole, part = jobs.epochs[:, None], jobs.progress[:, None]
     start = np.arange(rates.shape[1])
@@ -126,9 +126,9 @@ def outlook(state: ClusterState) -> Outlook:
     for row, (each, planned, seen) in enumerate(zip(seconds, epochs, done, strict=True)):
         speeds, which = np.unique(each[planned > 0], return_inverse=True)
         before = np.bincount(which, seen[planned > 0])
-        belief = before + planned.sum() / len(speeds)
-        belief = np.maximum(belief * planned.sum() / belief.sum() - before, 0.0)
-        left[row] = belief @ speeds / max(belief.sum(), 1e-9) * (planned - seen).sum()
+        posterior = before + planned.sum() / len(speeds)
+        posterior = np.maximum(posterior * planned.sum() / posterior.sum() - before, 0.0)
+        left[row] = posterior @ speeds / max(posterior.sum(), 1e-9) * (planned - seen).sum()
     done_share = np.minimum(jobs.progress / jobs.epochs, 1.0)
     mean = np.where(jobs.progress > 0, had / np.maximum(jobs.progress, 1e-9), seconds[:, 0])
     return Outlook(np.maximum(left, 1e-3), had, done_share, 1 / (mean * jobs.epochs))

@@ -50,7 +50,7 @@ class JobTracker:
     """The jobs of a `RayCluster`, by number and by id. specs: by id, in the order of `jobs`; the mapping grows with the
     session. on_report: called with each written report, in the same transaction, and whether it is its job's last.
 
-    ids: ids of the jobs in order. reports: newest report of each job by id. believed: speed tables used by policies and
+    ids: ids of the jobs in order. reports: newest report of each job by id. estimated: speed tables used by policies and
     predictions. submitted: number of jobs submitted so far. changed: whether something has happened since the last
     decision. fatal: reason to end the session. time: the present second. Times are seconds of the session.
     """
@@ -84,7 +84,7 @@ class JobTracker:
         self._clock, self.time, self._last_look = Clock(), 0.0, 0.0
         self.fatal: RlptoError | None = None
         self.changed = True
-        self._take_beliefs()
+        self._take_estimates()
 
     def _renumber(self, jobs: tuple[Job, ...], ids: tuple[str, ...]) -> None:
         self.jobs, self.ids = jobs, ids
@@ -124,7 +124,7 @@ class JobTracker:
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, including finished ones. Measured accuracies are used if available."""
         gpus_per_node, classes = self._nodes.shape.gpus_per_node, self.store.priority[index]
-        return JobTable(self.store, self.believed, index, classes, gpus_per_node, self._noise, self._left)
+        return JobTable(self.store, self.estimated, index, classes, gpus_per_node, self._noise, self._left)
 
     def _accuracy_at(self, index: IntArray, progress: FloatArray) -> FloatArray:
         """Accuracy of jobs after `progress` epochs, interpolated from evaluations [n]; NaN before a job's first one."""
@@ -262,8 +262,8 @@ class JobTracker:
 
     def _keeps(self, job: str, gpus: int) -> int:
         """Largest size up to `gpus` that a job may have on its present GPU type; 0 if none."""
-        number, fit = self._number[job], self.believed.fit
-        size = int(fit[self.store.believed_type[number], gpus]) if fit.size else gpus
+        number, fit = self._number[job], self.estimated.fit
+        size = int(fit[self.store.estimated_type[number], gpus]) if fit.size else gpus
         return size if size >= self.store.min_gpus[number] else 0
 
     def let_in_until(self, time: float, least: int = 0) -> None:
@@ -325,7 +325,7 @@ class JobTracker:
         self._nodes.note_lost(left)
         return [*ended, *self._commands.first_reports(self._clock)]
 
-    # plans and beliefs
+    # plans and estimates
 
     def give(self, targets: dict[str, Plan]) -> None:
         """Plan jobs' training from now on, and count a change of workers as a rescale."""
@@ -337,7 +337,7 @@ class JobTracker:
             if moved and self.columns.give(number, len(plan.nodes), self.time):
                 self.database.set_job(job, rescales=int(self.store.rescales[number]))
 
-    def _take_beliefs(self) -> None:
+    def _take_estimates(self) -> None:
         """Update the tables that policies use: estimates if there are any, and measured start delays."""
         own, types = self.tables, self.store.type_index
         if self.estimates is not None:
@@ -345,13 +345,13 @@ class JobTracker:
                 hours = self._unseen_hours * self.store.scale[unseen]
                 self.estimates.show_unseen(self._work(unseen) / (3600 * hours))
             own, types = self.estimates.tables, self.estimates.type_of
-        self.believed = own
+        self.estimated = own
         if self._starts:  # median of measured start times and the tables' delay
             seen = np.repeat(np.array(self._starts)[:, None], len(own.types), axis=1)
-            self.believed = replace(own, rescale_delay=np.median(np.vstack([own.rescale_delay, seen]), axis=0))
-        self.columns.delay[:] = self.believed.rescale_delay[types]
+            self.estimated = replace(own, rescale_delay=np.median(np.vstack([own.rescale_delay, seen]), axis=0))
+        self.columns.delay[:] = self.estimated.rescale_delay[types]
         self._learned = False
-        self.store.believed_type[:] = types
+        self.store.estimated_type[:] = types
         entries = self._commands.claims.entries
         self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
 
@@ -366,7 +366,7 @@ class JobTracker:
 
     def _take_types(self, index: IntArray, types: IntArray) -> None:
         """Set the types [n] of jobs `index` [n] that policies see, and without estimates are their own."""
-        self.store.believed_type[index] = types
+        self.store.estimated_type[index] = types
         if self.estimates is None:
             self.store.type_index[index] = types
 
@@ -414,14 +414,14 @@ class JobTracker:
         self.database.add_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
         if self.estimates is not None:
             self.estimates.append(jobs, specs, self.tables)
-        self._take_beliefs()
+        self._take_estimates()
 
     def take_tables(self, tables: SpeedTables) -> None:
         """Replace the speed tables by ones that include more models."""
         self.tables = tables
         self.columns.take_tables(tables, self.jobs)
         self._work.take_tables(tables)
-        self._take_beliefs()
+        self._take_estimates()
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
         """Forget ended jobs whose controllers are gone, and return their ids. Remaining jobs are renumbered. kept: ids
@@ -442,11 +442,11 @@ class JobTracker:
         self._renumber(tuple(self.jobs[i] for i in left.tolist()), tuple(self.ids[i] for i in left.tolist()))
         if self.estimates is not None:
             self.estimates.keep(left)
-        self._take_beliefs()
+        self._take_estimates()
         return lost
 
     def learn(self) -> None:
         """Update estimates after reports."""
         fitted = self.estimates is not None and self.estimates.learn()
         if fitted or self._learned:
-            self._take_beliefs()
+            self._take_estimates()

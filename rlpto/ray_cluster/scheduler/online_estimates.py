@@ -54,6 +54,7 @@ class OnlineEstimates:
         self._shared: dict[str, SharedEvidence] = {}
         self._jobs: list[EstimatedJob] = []
         self._news: dict[EstimatedJob, None] = {}  # in the order of their reports
+        self._keys: dict[tuple[object, ...], int] = {}
         self._made = count(1)
         self._names: dict[tuple[object, ...], str] = {}
         self.append(jobs, specs, profiles)
@@ -66,10 +67,11 @@ class OnlineEstimates:
             alike = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
             samples, like = float(profiles.samples[profiles.type_index(job.type)]), alike if self._pooled else spec.id
             epochs = max(math.ceil(min(job.epochs, self._most_epochs)), 1)
-            key = (like, program.model_dump_json(), job.model, job.metric, job.max_gpus, epochs, samples)
+            same = (like, program.model_dump_json(), job.model, job.metric, job.max_gpus, epochs, samples)
             guess = guess_of(job, program, samples, epochs)
             if like not in self._shared:
                 self._shared[like] = SharedEvidence(guess, profiles.max_gpus, self._method)
+            key = self._keys.setdefault(same, len(self._keys))
             self._jobs.append(EstimatedJob(key, guess, self._shared[like]))
         self._compile()
 

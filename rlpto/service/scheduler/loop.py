@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlpto.arrivals.sampled import as_believed
+from rlpto.arrivals.sampled import as_estimated
 from rlpto.arrivals.volume import VolumeForecast
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.jobs import Job
@@ -111,7 +111,7 @@ class EligibleDecisions:
 
         def sampled(snapshot: Snapshot) -> Sampled:
             measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
-            found = as_believed(snapshot.tables.types, futures, jobs, state.jobs.store.believed_type)
+            found = as_estimated(snapshot.tables.types, futures, jobs, state.jobs.store.estimated_type)
             return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED))
 
         return sampled

@@ -1,4 +1,4 @@
-"""What is believed of jobs: against stored fits of Pollux, and by properties."""
+"""Estimates of jobs: against stored fits of Pollux, and by properties."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlpto.core.job_store import JobStore
-from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, efficiency_seen
+from rlpto.knowledge.estimates import ChoiceRule, ThroughputFit, choose, efficiency_seen
 from rlpto.knowledge.online_fit import fit_observed
 from rlpto.knowledge.remaining import RemainingKnowledge, parts_done
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -29,21 +29,21 @@ def cases(shared_data: Path) -> list[dict]:
     return json.loads(path.read_text())
 
 
-def belief_of(case: dict, *, own_fit: bool) -> ThroughputBelief:
+def fit_of(case: dict, *, own_fit: bool) -> ThroughputFit:
     limits = BatchLimits(*(case[key] for key in ("base", "largest", "min_local", "max_local")))
     columns = ("nodes", "gpus", "local", "step_time", "sync_time")
     rows = StepMeasurements(*(np.array([row[key] for row in case["observations"]], dtype=float) for key in columns))
-    belief = ThroughputBelief(limits, None, 64)
-    belief.params = fit_observed(rows) if own_fit else ThroughputParams(**case["fitted"])
-    return belief
+    fit = ThroughputFit(limits, None, 64)
+    fit.params = fit_observed(rows) if own_fit else ThroughputParams(**case["fitted"])
+    return fit
 
 
 def test_the_same_batch_follows_from_the_same_parameters(cases: list[dict]) -> None:
     for case in cases:
-        belief = belief_of(case, own_fit=False)
+        fit = fit_of(case, own_fit=False)
         for best in case["best"]:
-            found = belief.candidates(best["gpus"])
-            throughput = belief.throughput(best["nodes"], best["gpus"])
+            found = fit.candidates(best["gpus"])
+            throughput = fit.throughput(best["nodes"], best["gpus"])
             scales = found.weighed / case["base"]
             chosen = choose(
                 throughput, scales, np.ones_like(scales), case["grad_sqr"], case["grad_var"], ChoiceRule(), -1
@@ -55,13 +55,13 @@ def test_the_same_batch_follows_from_the_same_parameters(cases: list[dict]) -> N
 
 def test_nearly_the_same_goodput_follows_from_a_fit_to_the_same_steps(cases: list[dict]) -> None:
     for case in cases:
-        goodput = belief_of(case, own_fit=True).score(case["grad_sqr"], case["grad_var"]).best
+        goodput = fit_of(case, own_fit=True).score(case["grad_sqr"], case["grad_var"]).best
         for best in case["best"]:
             span = min(best["nodes"], 2) - 1
             assert goodput[span, best["gpus"] - 1] == pytest.approx(best["goodput"], rel=0.01)
 
 
-def test_steps_that_were_seen_are_believed() -> None:
+def test_fits_agree_with_steps_that_were_seen() -> None:
     """But for a fit here and there whose minimiser stops in one of the objective's kinks."""
     rng = np.random.default_rng(0)
     errors = []
@@ -74,8 +74,8 @@ def test_steps_that_were_seen_are_believed() -> None:
         noise = rng.lognormal(0.0, 0.02, (2, len(rows)))
         rows = replace(rows, step_time=rows.step_time * noise[0], sync_time=rows.sync_time * noise[1])
         fit = fit_observed(rows)
-        believed = fit.step_time(rows.nodes, rows.replicas, rows.local_batch)
-        errors.append(np.abs(believed / rows.step_time - 1).mean())
+        estimated = fit.step_time(rows.nodes, rows.replicas, rows.local_batch)
+        errors.append(np.abs(estimated / rows.step_time - 1).mean())
         assert fit == fit_observed(rows)
     assert np.quantile(errors, 0.9) < 0.05
 

@@ -45,7 +45,7 @@ class Score(NamedTuple):
 
 
 @dataclass
-class ThroughputBelief:
+class ThroughputFit:
     """Steps that one job, or all jobs of a model, have observed, and the fit to them.
 
     limits: limits of the batch size. batch: the fixed batch size, or None. most: largest number of GPUs in tables.

@@ -12,10 +12,10 @@ from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.knowledge.bayes_fit import prior_for
-from rlpto.knowledge.beliefs import Score, ThroughputBelief
+from rlpto.knowledge.estimates import Score, ThroughputFit
 from rlpto.knowledge.evidence import Statistics, Step
 from rlpto.knowledge.job_types import JobTypes
-from rlpto.knowledge.known import BeliefRules
+from rlpto.knowledge.known import EstimateRules
 from rlpto.performance.fitted import SPANS
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.profiles import BatchPerformanceSource
@@ -58,10 +58,10 @@ class NoiseSlopes:
         self._slopes[job_type] = float((common + PRIOR_WEIGHT * self._prior) / (spread + PRIOR_WEIGHT))
 
 
-class JobFits:
+class JobEstimates:
     """Estimated speeds of active jobs. `tables` has types for each job: one per GPU type.
 
-    jobs: in the order of the store; `believed_type` of active jobs is kept up to date there. model_tables: tables of
+    jobs: in the order of the store; `estimated_type` of active jobs is kept up to date there. model_tables: tables of
     the jobs' models; their speeds are not used. source: limits of batch sizes, and one GPU's throughput on every GPU
     type. rules: how estimates are formed from observations. left: returns the [n] estimated remaining epochs of jobs
     number [n].
@@ -73,7 +73,7 @@ class JobFits:
         store: JobStore,
         model_tables: SpeedTables,
         source: BatchPerformanceSource,
-        rules: BeliefRules,
+        rules: EstimateRules,
         left: Callable[[IntArray], FloatArray],
     ) -> None:
         self._store, self._source, self._rules, self._left = store, source, rules, left
@@ -92,7 +92,7 @@ class JobFits:
             written=np.zeros(types, dtype=np.int64),
         )
         self._types = JobTypes(unknown)
-        self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
+        self._fits: dict[tuple[int | JobType, int], ThroughputFit] = {}
         self._seen: dict[int, Statistics] = {}
         self._seeing_nothing: set[int] = set()
         self._present: defaultdict[JobType, set[int]] = defaultdict(set)
@@ -117,7 +117,7 @@ class JobFits:
         """Model of a job, and its batch size if that is fixed."""
         return self._job_types[job]
 
-    def fit_of(self, job: int, kind: int = 0) -> ThroughputBelief:
+    def fit_of(self, job: int, kind: int = 0) -> ThroughputFit:
         """Return the fit of a job's throughput on a GPU type, given by its number."""
         key = self._evidence_of(job), kind
         if key not in self._fits:
@@ -126,9 +126,7 @@ class JobFits:
             pooled = self._sizes.pooled[self._store.records["type_index"][job]]
             unit = self._sizes.unit(int(self._sizes.by_kind[pooled, kind]))
             prior = prior_for(own.model, unit) if self._rules.method == "bayes" else None
-            self._fits[key] = ThroughputBelief(
-                limits, own.batch_size, self.tables.max_gpus, exponent, prior, max(unit, 1)
-            )
+            self._fits[key] = ThroughputFit(limits, own.batch_size, self.tables.max_gpus, exponent, prior, max(unit, 1))
         return self._fits[key]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:
@@ -155,7 +153,7 @@ class JobFits:
         present, records = set(active.tolist()), self._store.records
         finished = [job for job in self._types.first if job not in present]
         for job in finished:
-            records["believed_type"][job] = records["type_index"][job]
+            records["estimated_type"][job] = records["type_index"][job]
             self._types.drop(job)
             self._present[self.type_of(job)].discard(job)
             self._unseen.pop(job, None)
@@ -173,7 +171,7 @@ class JobFits:
     def show_kind(self, job: int) -> None:
         """Show a job on the GPU type of its true type."""
         records = self._store.records
-        records["believed_type"][job] = self._types.first[job] + self._kind_of[records["type_index"][job]]
+        records["estimated_type"][job] = self._types.first[job] + self._kind_of[records["type_index"][job]]
 
     def learn(
         self,
