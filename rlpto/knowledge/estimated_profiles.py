@@ -75,17 +75,17 @@ class SharedEvidence:
 
     def learn(self) -> bool:
         """Fit the evidence, which may take some tenths of a second. False if it has hardly changed since."""
-        steps, noise, changed = self._newest.steps, self._newest.noise_scale, False
-        if not same_speeds(self.fitted.steps, steps):
-            before = by_gpu_type(self.fitted.steps)
-            for gpu_type, own in by_gpu_type(steps).items():
-                if gpu_type not in self.laws or not same_speeds(before.get(gpu_type, ()), own):
-                    self._fit(gpu_type, own)
-            self.fitted, changed = replace(self.fitted, steps=steps), True
-        if not math.isnan(noise) and not nearly(self.fitted.noise_scale, noise, NOISE_CHANGE):
-            self.fitted, changed = replace(self.fitted, noise_scale=noise), True
-        self.version += changed
-        return changed
+        before, newest, noise = self.fitted, self._newest, self._newest.noise_scale
+        if not same_speeds(before.steps, newest.steps):
+            fitted = by_gpu_type(before.steps)
+            for gpu_type, steps in by_gpu_type(newest.steps).items():
+                if not same_speeds(fitted.get(gpu_type, ()), steps):
+                    self._fit(gpu_type, steps)
+            self.fitted = replace(self.fitted, steps=newest.steps)
+        if not math.isnan(noise) and not nearly(before.noise_scale, noise, NOISE_CHANGE):
+            self.fitted = replace(self.fitted, noise_scale=noise)
+        self.version += self.fitted is not before
+        return self.fitted is not before
 
     def _fit(self, gpu_type: str, steps: tuple[Step, ...]) -> None:
         """Fit the law of a GPU type to its steps."""
