@@ -165,7 +165,7 @@ def data(plan: Plan) -> Part:
     config = plan.config(*SCALED)
     experiment = prepare(config)
     own = {policy_label(spec): [spec] for spec in config.policies}
-    models = sorted({kind.model for kind in experiment.tables().types})
+    models = sorted({job_type.model for job_type in experiment.tables().types})
     cases = [_five_jobs(experiment, model, repeat) for model, repeat in product(models, range(REPEATS))]
     part = Part()
     for name, specs in ({name: own[name] for name in POLICIES} | {AGENT: agents(plan, SCALED[0])}).items():
@@ -183,11 +183,11 @@ def data(plan: Plan) -> Part:
 def _five_jobs(experiment: Experiment, model: str, repeat: int) -> list[Job]:
     """Whole trainings of one model, in random order."""
     tables = experiment.tables()
-    kind = tables.type_index(JobType(model))
-    epochs, per_node = float(tables.epochs[kind]), experiment.shape.gpus_per_node
-    alone = float(seconds_to_finish(tables, kind, 1.0, tables.epochs[kind], MIDDLE_GPUS, per_node))
-    middle = float(tables.samples[kind] * (MIDDLE_HOURS * 3600) / alone)
-    sizes = np.random.default_rng([repeat, kind]).permutation(DATA_SIZES).tolist()
+    job_type = tables.type_index(JobType(model))
+    epochs, per_node = float(tables.epochs[job_type]), experiment.shape.gpus_per_node
+    alone = float(seconds_to_finish(tables, job_type, 1.0, tables.epochs[job_type], MIDDLE_GPUS, per_node))
+    middle = float(tables.samples[job_type] * (MIDDLE_HOURS * 3600) / alone)
+    sizes = np.random.default_rng([repeat, job_type]).permutation(DATA_SIZES).tolist()
     return [
         Job(f"{model}-{size:g}", 0.0, model, epochs, middle * size, MIDDLE_GPUS, max_gpus=tables.max_gpus)
         for size in sizes

@@ -224,7 +224,7 @@ def simulated(_: Plan) -> Part:
             restarts = []
             sizes = range(1, MOST_PROCESSES // count + 1)
             for first in range(len(tables.types)):
-                models = ([kind.model for kind in tables.types] * 2)[first : first + count]
+                models = ([job_type.model for job_type in tables.types] * 2)[first : first + count]
                 best = min(completion(tables, models, epochs, Static(w, p))[0] for w in sizes for p in sizes)
                 for spec, found in ratios.items():
                     mean, changes = completion(tables, models, epochs, make_policy(spec))

@@ -127,8 +127,8 @@ def ended(experiment: Experiment, jobs: Sequence[Job], how: str, rng: np.random.
     """
     tables, found = experiment.tables(), []
     for job in jobs:
-        kind, chance = tables.type_index(job.type), rng.random()
-        curve = tables.accuracy[kind, : tables.epochs[kind] + 1]
+        job_type, chance = tables.type_index(job.type), rng.random()
+        curve = tables.accuracy[job_type, : tables.epochs[job_type] + 1]
         target = curve[0] + np.interp(chance, (0, 1), TARGETS) * (curve.max() - curve[0])
         epochs = {
             "at a target accuracy": float(max(np.argmax(curve >= target), 1)),

@@ -208,14 +208,14 @@ def crowd_rounds(plan: Plan, jobs: int, size: IntArray, count: int) -> Iterator[
     fair = -(-gpus // jobs)
     known = [job for entry in entries(plan) for job in entry["jobs"] if job["params"]]
     table = np.stack([job_speedups(known[i], gpus, fair) for i in rng.choice(len(known), min(200, len(known)), False)])
-    kind = rng.integers(len(table), size=jobs)
+    job_type = rng.integers(len(table), size=jobs)
     limit = rng.choice([8, 16, 32, 64, gpus], size=jobs)
     age, restarts = rng.uniform(60, 20_000, jobs), rng.integers(0, 5, jobs)
     peak, attained = np.ones(jobs, dtype=np.int64), rng.uniform(0, 1e5, jobs)
     held = np.zeros((jobs, len(size)), dtype=np.int64)
     for number in range(count):
         now = Round(
-            table[kind],
+            table[job_type],
             held,
             restart_factor(age, restarts, np.full(jobs, RESTART_S)),
             np.ones(jobs, dtype=np.int64),
@@ -231,5 +231,5 @@ def crowd_rounds(plan: Plan, jobs: int, size: IntArray, count: int) -> Iterator[
         age += INTERVAL_S
         held = placement
         new = rng.random(jobs) < 0.1
-        kind = np.where(new, rng.integers(len(table), size=jobs), kind)
+        job_type = np.where(new, rng.integers(len(table), size=jobs), job_type)
         held[new], peak[new], restarts[new], attained[new], age[new] = 0, 1, 0, 0.0, rng.uniform(0, 60, new.sum())

@@ -12,7 +12,7 @@ from _studies import Part, Plan, finished, play
 from speed import decided
 
 from rlpto.core.cluster import ClusterShape, Node
-from rlpto.core.gpu_kinds import room_of
+from rlpto.core.gpu_types import room_of
 from rlpto.core.jobs import Job
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.experiments.config import load_config
@@ -71,7 +71,7 @@ def latencies(shape: ClusterShape, name: str) -> list[float]:
     profiles = load_profiles(None)
     models = list(profiles.models) * LATENCY_JOBS
     tables = compile_tables(
-        profiles, [JobType(model) for model in profiles.models], shape.most_gpus, 8, kinds=shape.kind_sizes
+        profiles, [JobType(model) for model in profiles.models], shape.most_gpus, 8, gpu_types=shape.node_sizes
     )
     facts = [profiles.facts(model) for model in models[:LATENCY_JOBS]]
     jobs = [
@@ -95,9 +95,13 @@ def programme_seconds(shape: ClusterShape) -> list[float]:
         rng, entries, values = np.random.default_rng(seed), [], []
         for row in range(LATENCY_JOBS):
             scaling, factor = rng.uniform(0.2, 1.0), rng.uniform(0.3, 1.0)
-            open_to_it = [(row, kind, gpus) for kind, sizes in enumerate(configurations(shape)) for gpus in sizes]
-            unit = rng.uniform(0.5, 4.0, len(shape.kinds))
-            speed = np.array([unit[kind] * gpus**scaling * rng.uniform(0.9, 1.1) for _, kind, gpus in open_to_it])
+            open_to_it = [
+                (row, gpu_type, gpus) for gpu_type, sizes in enumerate(configurations(shape)) for gpus in sizes
+            ]
+            unit = rng.uniform(0.5, 4.0, len(shape.gpu_types))
+            speed = np.array(
+                [unit[gpu_type] * gpus**scaling * rng.uniform(0.9, 1.1) for _, gpu_type, gpus in open_to_it]
+            )
             value = factor * speed / speed.min()
             if rng.random() < 0.3:  # it runs, on one of them
                 value[rng.integers(len(value))] /= factor

@@ -187,10 +187,10 @@ def workload(tables: SpeedTables, jobs: int, gap: float, seed: int) -> list[Job]
     alone = tables.elapsed[tables.row[:, 0, 1], tables.epochs]
     made = []
     for number, submit in enumerate(np.cumsum(rng.exponential(gap, jobs)).tolist()):
-        kind = int(rng.integers(len(tables.types)))
-        size = float(tables.samples[kind] * (rng.uniform(0.5, 8.0) * HOUR / alone[kind]))
+        job_type = int(rng.integers(len(tables.types)))
+        size = float(tables.samples[job_type] * (rng.uniform(0.5, 8.0) * HOUR / alone[job_type]))
         gpus, priority = int(rng.integers(1, 5)), int(rng.integers(3))
-        model, epochs = tables.types[kind].model, float(tables.epochs[kind])
+        model, epochs = tables.types[job_type].model, float(tables.epochs[job_type])
         made.append(Job(f"job-{number}", submit, model, epochs, size, gpus, 1, 16, priority))
     return made
 

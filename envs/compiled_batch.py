@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.core.cluster import ClusterShape
-from rlpto.core.gpu_kinds import Kinds
+from rlpto.core.gpu_types import GpuTypes
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import JOB, EstimateNoise, Job
 from rlpto.core.queues import QueueSettings

@@ -61,7 +61,7 @@ def with_batch_sizes(tables: SpeedTables, factors: Mapping[int, float]) -> Speed
     return _variants(
         tables,
         [1.0, *factors.values()],
-        types=tuple(JobType(kind.model, size or kind.batch_size) for size in sizes for kind in tables.types),
+        types=tuple(JobType(own.model, size or own.batch_size) for size in sizes for own in tables.types),
         own=np.tile(np.arange(len(tables.types)), len(sizes)),
         batch_size=np.repeat(sizes, len(tables.types)),
     )
@@ -77,7 +77,7 @@ def with_servers(tables: SpeedTables, most: int = 4, first: int = 1) -> SpeedTab
     return _variants(
         tables,
         numbers,
-        types=tuple(JobType(kind.model, servers=p if p > 1 else None) for p in numbers for kind in tables.types),
+        types=tuple(JobType(own.model, servers=p if p > 1 else None) for p in numbers for own in tables.types),
         own=np.tile(np.arange(count), most),
         batch_size=np.zeros(most * count, dtype=np.int64),
         servers=np.repeat(numbers, count) * np.tile(served, most),
@@ -85,15 +85,15 @@ def with_servers(tables: SpeedTables, most: int = 4, first: int = 1) -> SpeedTab
     )
 
 
-def with_kinds(tables: SpeedTables, kinds: Mapping[str, tuple[float, int]]) -> SpeedTables:
-    """The same tables on several kinds of GPU. kinds: factor on all speeds, and GPUs of the largest node."""
+def with_gpu_types(tables: SpeedTables, gpu_types: Mapping[str, tuple[float, int]]) -> SpeedTables:
+    """The same tables on several GPU types. gpu_types: factor on all speeds, and GPUs of the largest node."""
     count = len(tables.types)
     return _variants(
         tables,
-        [factor for factor, _ in kinds.values()],
-        kinds=tuple(kinds),
-        kind=np.repeat(np.arange(len(kinds)), count),
-        node_gpus=np.repeat([gpus for _, gpus in kinds.values()], count),
+        [factor for factor, _ in gpu_types.values()],
+        gpu_types=tuple(gpu_types),
+        gpu_type=np.repeat(np.arange(len(gpu_types)), count),
+        node_gpus=np.repeat([gpus for _, gpus in gpu_types.values()], count),
     )
 
 
@@ -279,8 +279,8 @@ def admit(cluster: SimulatedCluster, gpus: Sequence[int] | None = None, **chosen
 
 
 def shape_of(*nodes: tuple[str, int]) -> ClusterShape:
-    """Nodes by the kind and the number of their GPUs."""
-    return ClusterShape(Node(gpus, gpu=kind) for kind, gpus in nodes)
+    """Nodes by the type and the number of their GPUs."""
+    return ClusterShape(Node(gpus, gpu=gpu_type) for gpu_type, gpus in nodes)
 
 
 def advance_to(cluster: SimulatedCluster, time: float) -> None:

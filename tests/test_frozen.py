@@ -56,7 +56,7 @@ WORKLOADS: dict[str, dict[str, object]] = {
         },
     },
     "kinds": {
-        "cluster": {"nodes": [{"count": 2, "gpus": 4, "gpu": kind} for kind in ("t4", "a100")]},
+        "cluster": {"nodes": [{"count": 2, "gpus": 4, "gpu": gpu_type} for gpu_type in ("t4", "a100")]},
         "workload": {
             **TRACE,
             "load": 2.0,
@@ -69,7 +69,7 @@ WORKLOADS: dict[str, dict[str, object]] = {
 FEW = ("srtf", "max_throughput", "reward_greedy", "pollux", "planner:perturbations=3")
 """Policies where jobs fit their speeds, which takes ten times as long, or where lengths are learnt."""
 PROGRAMMES = ("sia", "gavel")
-"""Policies that choose kinds of GPU, by a programme at every decision."""
+"""Policies that choose GPU types, by a programme at every decision."""
 FIRST_TERMS = 5
 """Terms of the reward that are summed: later ones weigh nothing here, but with them NumPy sums in another order."""
 CASES = [
@@ -92,7 +92,7 @@ MOST_TELLING = (
 def policies(case: str) -> list[str]:
     """The policies of one of CASES: every one whose name is enough, and the planner with few candidates, or FEW.
 
-    Those that solve a programme at every decision are slow; they choose kinds of GPU, and run where there are several.
+    Those that solve a programme at every decision are slow; they choose GPU types, and run where there are several.
     """
     workload, knowledge, _ = case.split()
     if knowledge not in ("exact", "noisy"):

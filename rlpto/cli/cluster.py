@@ -77,13 +77,13 @@ def _nodes(address: str) -> Table:
     from rlpto.ray_cluster.scheduler.backend import NodeInfo
 
     free, going = free_resources(), draining_nodes()
-    table = make_table("node", "address", "GPUs", "held", "CPUs", "kind", "goes", title=f"Ray cluster at {address}")
+    table = make_table("node", "address", "GPUs", "held", "CPUs", "GPU type", "goes", title=f"Ray cluster at {address}")
     for node in map(NodeInfo.of, alive_nodes()):
         counts = (node.gpus, node.gpus - free.get(node.id, {}).get("GPU", 0), node.cpus)
         at = going.get(node.id)
         goes = "" if at is None else in_text(at / 1000) if at else "soon"
-        kind = " ".join(label for label in (node.gpu if node.gpus else "", node.spot and "spot") if label)
-        table.add_row(node.id[:12], node.address, *(f"{count:g}" for count in counts), kind, goes)
+        labels = " ".join(label for label in (node.gpu if node.gpus else "", node.spot and "spot") if label)
+        table.add_row(node.id[:12], node.address, *(f"{count:g}" for count in counts), labels, goes)
     return table
 
 

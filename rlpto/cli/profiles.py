@@ -130,15 +130,15 @@ def list_sizes(folder: _SizesOption = Path("llm")) -> None:
     shown = make_table(
         caption="error of a step's time where its size is held out: median, 90 %; not of outermost sizes"
     )
-    for heading in ("model", "kind", "GPUs", "error"):
+    for heading in ("model", "GPU type", "GPUs", "error"):
         shown.add_column(heading, no_wrap=heading != "GPUs")
     by_source: dict[str, list[float]] = {}
     for name, profile in profiles.items():
-        for number, (kind, law) in enumerate(profile.tables().items()):
+        for number, (gpu_type, law) in enumerate(profile.tables().items()):
             errors = law.held_out_errors()
             by_source.setdefault(profile.source, []).extend(errors)
             sizes = ", ".join(map(str, law.sizes))
-            shown.add_row("" if number else escape(name), kind, sizes, _shares(errors))
+            shown.add_row("" if number else escape(name), gpu_type, sizes, _shares(errors))
     console = make_console()
     console.print(shown)
     for text, errors in [*by_source.items(), ("all", [error for some in by_source.values() for error in some])]:

@@ -20,7 +20,7 @@ from rlpto.core.renting import RentedSettings
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.io.settings import Settings
-from rlpto.performance.tables import ONE_KIND, SpeedTables
+from rlpto.performance.tables import ANY_GPU, SpeedTables
 
 
 class SpotSettings(Settings):
@@ -65,7 +65,7 @@ class Node:
 
     gpus: int
     cpus: int = 0
-    gpu: str = ONE_KIND
+    gpu: str = ANY_GPU
     up: bool = True
     background: int = 0
     background_cpus: int = 0
@@ -116,29 +116,29 @@ class ClusterShape(tuple[Node, ...]):
         return max((node.gpus for node in self), default=0)
 
     @cached_property
-    def kinds(self) -> tuple[str, ...]:
+    def gpu_types(self) -> tuple[str, ...]:
         """Names of the GPU types, in the order of the nodes."""
         return tuple(dict.fromkeys(node.gpu for node in self if node.gpus))
 
     @cached_property
-    def node_kinds(self) -> IntArray:
-        """[N] index into `kinds` of each node's GPU type; 0 for a node without GPUs."""
-        return np.array([self.kinds.index(node.gpu) if node.gpus else 0 for node in self], dtype=np.int64)
+    def node_gpu_types(self) -> IntArray:
+        """[N] index into `gpu_types` of each node's GPU type; 0 for a node without GPUs."""
+        return np.array([self.gpu_types.index(node.gpu) if node.gpus else 0 for node in self], dtype=np.int64)
 
     @cached_property
-    def kind_gpus(self) -> dict[str, int]:
+    def gpus_by_type(self) -> dict[str, int]:
         """GPUs of all nodes of each GPU type, by name."""
-        return {kind: sum(node.gpus for node in self if node.gpu == kind) for kind in self.kinds}
+        return {gpu: sum(node.gpus for node in self if node.gpu == gpu) for gpu in self.gpu_types}
 
     @cached_property
     def most_gpus(self) -> int:
         """GPUs that one job can hold with all nodes up: the largest number of GPUs of one type."""
-        return max(self.kind_gpus.values(), default=0)
+        return max(self.gpus_by_type.values(), default=0)
 
     @cached_property
-    def kind_sizes(self) -> dict[str, int]:
+    def node_sizes(self) -> dict[str, int]:
         """GPUs of the largest node of each GPU type, by name."""
-        return {kind: max(node.gpus for node in self if node.gpu == kind) for kind in self.kinds}
+        return {gpu: max(node.gpus for node in self if node.gpu == gpu) for gpu in self.gpu_types}
 
     @cached_property
     def rented_groups(self) -> tuple[IntArray, ...]:

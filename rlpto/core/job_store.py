@@ -103,11 +103,11 @@ def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> 
     fewest = np.where(enough.any(axis=1), enough.argmax(axis=1), len(at))
     for row in np.flatnonzero(fewest > most)[:1].tolist():
         job, sizes = jobs[row], np.unique(fit[row][fit[row] > 0]).tolist()
-        kinds = ", ".join(job.gpu_types or tables.kinds)
-        here = f", here on {kinds}" if len(tables.kinds) > 1 else ""
+        names = ", ".join(job.gpu_types or tables.gpu_types)
+        here = f", here on {names}" if len(tables.gpu_types) > 1 else ""
         if not sizes:
             raise JobError(
-                f"job {job.name}: model {job.model} fits on no kind of GPU here ({kinds}) with the "
+                f"job {job.name}: model {job.model} fits on no GPU type here ({names}) with the "
                 f"GPUs that there are of each, and up to {tables.max_gpus}"
             )
         raise JobError(
@@ -128,9 +128,9 @@ def _stop_epochs(
         if job.stop is None:
             found.append(job.epochs)
             continue
-        kind = index[job_type]
-        alike = (kind, job.epochs, job.stop)
+        number = index[job_type]
+        alike = (number, job.epochs, job.stop)
         if alike not in ends:
-            ends[alike] = stop_epoch(job.stop, job.epochs, tables.accuracy[kind, : tables.epochs[kind] + 1])
+            ends[alike] = stop_epoch(job.stop, job.epochs, tables.accuracy[number, : tables.epochs[number] + 1])
         found.append(ends[alike])
     return found

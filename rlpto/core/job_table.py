@@ -13,7 +13,7 @@ from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import JOB, VIEW, EstimateNoise, fill_estimates, fill_limits, fill_speed
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError
-from rlpto.performance.tables import NO_TYPE, ONE_KIND, SpeedTables
+from rlpto.performance.tables import ANY_GPU, NO_TYPE, SpeedTables
 
 NO_BATCH_SIZE = -1
 """Fills the table of batch sizes for jobs that have fewer to choose from."""
@@ -141,10 +141,10 @@ class JobTable:
             view["epochs"] = view["progress"] + left
             view["final_accuracy"] = tables.accuracy_at(view["type_index"], view["epochs"])
         if tables.sizes_seen is not None and tables.speed_sigma is not None:
-            kind, more = view["type_index"], np.clip(2 * view["gpus"], 1, view["max_gpus"])
-            spread = more > np.minimum(self._gpus_per_node, tables.node_gpus[kind])
-            view["sizes_seen"] = tables.sizes_seen[kind]
-            view["speed_sigma"] = tables.speed_sigma[kind, spread.astype(np.int64), more]
+            job_type, more = view["type_index"], np.clip(2 * view["gpus"], 1, view["max_gpus"])
+            spread = more > np.minimum(self._gpus_per_node, tables.node_gpus[job_type])
+            view["sizes_seen"] = tables.sizes_seen[job_type]
+            view["speed_sigma"] = tables.speed_sigma[job_type, spread.astype(np.int64), more]
         return view
 
     @cached_property
@@ -222,11 +222,11 @@ class JobTable:
         tables, found = self._tables, []
         work, exponent, samples = tables.known_remaining, tables.exponent[self.type_index], tables.fixed_batch
         for types in tables.batch_choices[self.type_index].T:
-            kind = np.where(types == NO_TYPE, self.type_index, types)
-            speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(kind))
+            job_type = np.where(types == NO_TYPE, self.type_index, types)
+            speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(job_type))
             if work is not None:  # counted in steps, which are worth more where the batch is larger
-                worth = work[self.type_index, self.epoch] / work[kind, self.epoch]
-                larger = samples[kind] / samples[self.type_index]
+                worth = work[self.type_index, self.epoch] / work[job_type, self.epoch]
+                larger = samples[job_type] / samples[self.type_index]
                 speed *= (worth**exponent * larger ** (1 - exponent))[:, None]
             found.append(speed)
         return np.stack(found)
@@ -293,11 +293,11 @@ class JobTable:
         speed. Raises ConfigError for a GPU type that the tables lack.
         """
         tables = self._tables
-        if tables.kinds == (ONE_KIND,):
+        if tables.gpu_types == (ANY_GPU,):
             return self.speed
-        if gpu not in tables.kinds:
-            raise ConfigError(f"no speeds on GPUs of kind {gpu!r}; known: {', '.join(tables.kinds)}")
-        types = tables.by_kind[self.type_index, tables.kinds.index(gpu)]
+        if gpu not in tables.gpu_types:
+            raise ConfigError(f"no speeds on GPUs of type {gpu!r}; known: {', '.join(tables.gpu_types)}")
+        types = tables.by_gpu_type[self.type_index, tables.gpu_types.index(gpu)]
         speed = self.speed if np.array_equal(types, self.type_index) else self._speed_of(types)
         return np.where(tables.fit[types] > 0, speed, 0.0) if tables.fit.size else speed
 
@@ -313,22 +313,22 @@ class JobTable:
         """
         return self.fit_anywhere[self.type_index] if self._tables.fit.size else None
 
-    def fit_on(self, kinds: Sequence[str]) -> IntArray | None:
+    def fit_on(self, gpu_types: Sequence[str]) -> IntArray | None:
         """[G, n, K + 1] largest allowed size of each job up to k GPUs of each GPU type. None if all are allowed."""
-        types, fit = self.on_kinds(kinds)
+        types, fit = self.on_gpu_types(gpu_types)
         return fit[types.T] if fit.size else None
 
-    def on_kinds(self, kinds: Sequence[str]) -> tuple[IntArray, IntArray]:
-        """[n, G] `SpeedTables.on_kinds` of each job, and [T, K + 1] `SpeedTables.fit`."""
-        return self._tables.on_kinds(self.type_index, kinds), self._tables.fit
+    def on_gpu_types(self, gpu_types: Sequence[str]) -> tuple[IntArray, IntArray]:
+        """[n, G] `SpeedTables.on_gpu_types` of each job, and [T, K + 1] `SpeedTables.fit`."""
+        return self._tables.on_gpu_types(self.type_index, gpu_types), self._tables.fit
 
-    def types_on(self, types: IntArray, kind: IntArray, kinds: Sequence[str]) -> IntArray:
-        """[n] variants of job types [n] on GPU types number kind [n] of `kinds`; unchanged for negative numbers."""
+    def types_on(self, types: IntArray, gpu_type: IntArray, gpu_types: Sequence[str]) -> IntArray:
+        """[n] variants of job types [n] on GPU types gpu_type [n], numbers in `gpu_types`; unchanged if negative."""
         tables = self._tables
-        if len(tables.kinds) == 1:
+        if len(tables.gpu_types) == 1:
             return types
-        number = np.array([tables.kinds.index(gpu) for gpu in kinds])
-        return tables.types_on(types, np.where(kind < 0, kind, number[np.maximum(kind, 0)]))
+        number = np.array([tables.gpu_types.index(gpu) for gpu in gpu_types])
+        return tables.types_on(types, np.where(gpu_type < 0, gpu_type, number[np.maximum(gpu_type, 0)]))
 
     def remaining_time(self, gpus: IntArray) -> FloatArray:
         """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity without GPUs."""

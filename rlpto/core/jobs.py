@@ -250,11 +250,11 @@ class EstimateNoise:
 
 
 @kernel(inline="always")
-def curve_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> float:
+def curve_at(curves: FloatArray, job_type: int, epochs: int, progress: float) -> float:
     """Accuracy of a job type after `progress` epochs; curves [T, P + 1] at whole epochs, known up to `epochs`."""
     at = min(progress, float(epochs))
     low = min(int(at), epochs - 1)
-    return float(curves[kind, low] + (at - low) * (curves[kind, low + 1] - curves[kind, low]))
+    return float(curves[job_type, low] + (at - low) * (curves[job_type, low + 1] - curves[job_type, low]))
 
 
 @kernel()
@@ -297,7 +297,7 @@ def fill_estimates(
         kind = job.estimated_type
         epochs = types[kind].epochs
         epoch = min(int(job.progress), epochs - 1)
-        left = known_remaining[kind, epoch] if known_remaining.size else job.epochs - job.progress
+        left = known_remaining[job_type, epoch] if known_remaining.size else job.epochs - job.progress
         row.epochs = job.epochs
         if noise.size:
             left = left * noise[row.index, 0]
@@ -305,19 +305,19 @@ def fill_estimates(
         row.remaining = left
         row.submit_time = job.submit_time
         row.attained_service = job.attained_service
-        row.rescale_delay = types[kind].delay
+        row.rescale_delay = types[job_type].delay
         row.rescale_left = job.rescale_left
         row.wait_start = job.wait_start
         row.progress = job.progress
         row.data_size = job.data_size
         now = job.measured_accuracy
-        row.accuracy = now if now == now else curve_at(curves, kind, epochs, job.progress)
-        row.first_accuracy = curve_at(curves, kind, epochs, 0.0)
-        row.final_accuracy = curve_at(curves, kind, epochs, row.epochs)
-        row.accuracy_ahead = ahead[kind, epoch]
+        row.accuracy = now if now == now else curve_at(curves, job_type, epochs, job.progress)
+        row.first_accuracy = curve_at(curves, job_type, epochs, 0.0)
+        row.final_accuracy = curve_at(curves, job_type, epochs, row.epochs)
+        row.accuracy_ahead = ahead[job_type, epoch]
         row.scale = job.scale
         row.start_time = job.start_time
-        row.type_index = kind
+        row.type_index = job_type
         row.epoch = epoch
         row.priority = job.priority
         row.rescales = job.rescales
@@ -343,11 +343,11 @@ def fill_speed(
     """
     for i in range(len(view)):
         job = view[i]
-        kind = job.type_index
+        job_type = job.type_index
         for k in range(min(max(job.max_gpus, most), packed.shape[1] - 1) + 1):
             if known_speed.size:
-                speed[i, k] = known_speed[kind, k]
+                speed[i, k] = known_speed[job_type, k]
             else:
-                speed[i, k] = rates[packed[kind, k], job.epoch] * job.scale
+                speed[i, k] = rates[packed[job_type, k], job.epoch] * job.scale
             if noise.size:
                 speed[i, k] = speed[i, k] * noise[job.index, 1] * noise[job.index, 2 + k]

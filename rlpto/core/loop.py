@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from rlpto.core.cluster import Allocation, Cluster, ClusterState
-from rlpto.core.gpu_kinds import room_of
+from rlpto.core.gpu_types import room_of
 from rlpto.core.policy import Policy
 from rlpto.core.queue_order import UserService
 from rlpto.core.queues import Queue, QueueSettings
@@ -219,7 +219,7 @@ def starved(cluster: Cluster) -> bool:
     if cluster.held_gpus or not cluster.active_jobs:
         return False
     state = cluster.state()
-    asked, fits = state.jobs.requested_gpus, state.jobs.fit_on(state.shape.kinds)
+    asked, fits = state.jobs.requested_gpus, state.jobs.fit_on(state.shape.gpu_types)
     if int(state.jobs.own_servers.max()) > state.cpu_slots or int(asked.max()) > cluster.up_gpus:
         return False
     enough = room_of(state.shape)[:, None] >= asked

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from rlpto.core.admission import admit
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_kinds import fits_kinds, onto_kinds
+from rlpto.core.gpu_types import fits_gpu_types, onto_gpu_types
 from rlpto.core.job_table import STRICT
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.placement import fit_rows
@@ -112,7 +112,7 @@ class Queue:
         """Return the allocation to carry out: checked, and trimmed to capacity in queue order.
 
         A job that would get fewer than its min_gpus gets none. A job with allowed sizes gets the largest allowed size
-        up to its trimmed number (on its GPU type). On several GPU types `onto_kinds` assigns and places the jobs,
+        up to its trimmed number (on its GPU type). On several GPU types `onto_gpu_types` assigns and places the jobs,
         unless the policy has placed every job on one type. Jobs get no GPUs if CPU slots for their parameter servers
         are missing.
 
@@ -126,7 +126,7 @@ class Queue:
         wishes = whole_numbers(allocation.gpus, len(jobs), policy)
         gpus = np.empty_like(wishes)
         fit = jobs.fit_anywhere
-        after = self._settings.reserved_after(len(state.shape.kinds))
+        after = self._settings.reserved_after(len(state.shape.gpu_types))
         sizes = fit if fit.size else None
         bad = admit(jobs.records, wishes, state.capacity, gpus, jobs.store.records, sizes, state.time, after)
         if bad >= 0:
@@ -137,9 +137,9 @@ class Queue:
         order = check_order(allocation.order, len(jobs), policy)
         servers = admit_servers(allocation.servers, state, gpus, policy)
         placement = check_placement(allocation.placement, state, wishes, policy)
-        if len(state.shape.kinds) > 1:
-            if placement is None or not np.array_equal(gpus, wishes) or not fits_kinds(state, placement):
-                placement = onto_kinds(state, gpus)  # the policy ignores GPU types and has only counted GPUs
+        if len(state.shape.gpu_types) > 1:
+            if placement is None or not np.array_equal(gpus, wishes) or not fits_gpu_types(state, placement):
+                placement = onto_gpu_types(state, gpus)  # the policy ignores GPU types and has only counted GPUs
         elif placement is not None and not np.array_equal(gpus, wishes):
             fit_rows(placement, gpus, state.shape.offered - placement.sum(axis=0))
         if placement is not None:

@@ -333,14 +333,14 @@ def throughput_panels(profiles: Mapping[str, Profile]) -> Figure:
     for number, (name, profile) in enumerate(profiles.items(), 1):
         axes = figure.add_subplot(rows, columns, number)
         in_our_style(axes)
-        for kind, law in profile.tables().items():
+        for gpu_type, law in profile.tables().items():
             seconds: dict[int, float] = {}
             for _, gpus, step in law.steps:  # several entries if a size was measured on different numbers of nodes
                 seconds.setdefault(gpus, step)
             speeds = [profile.batch.base / step / gpus for gpus, step in seconds.items()]
-            known = list(lines).index(kind) if kind in lines else len(lines)
+            known = list(lines).index(gpu_type) if gpu_type in lines else len(lines)
             (line,) = axes.plot(list(seconds), speeds, "o-", color=COLOURS[known % len(COLOURS)], ms=3, lw=1.2)
-            lines.setdefault(kind, line)
+            lines.setdefault(gpu_type, line)
         axes.set_title(name, fontsize=9)
         axes.set_xscale("log", base=2)
         axes.set_ylim(bottom=0)

@@ -26,7 +26,7 @@ from rlpto.io.yaml_file import Location, YamlFile, parse_value, read_yaml
 from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, EstimateRules, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ANY_GPU
 from rlpto.policies.spec import CODE_ENDING, parse_provisioner, parse_spec
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.simulator.settings import SimulatorSettings
@@ -89,7 +89,7 @@ class NodeGroup(Settings):
     """GPUs per node."""
     cpus: int = Field(0, ge=0, le=10_000)
     """CPU slots per node; only parameter servers use them."""
-    gpu: LowerCase = Field(ONE_KIND, min_length=1)
+    gpu: LowerCase = Field(ANY_GPU, min_length=1)
     """GPU type, in lower case."""
     price: float = Field(0.0, ge=0, le=10**9)
     """Price per GPU-hour, in any currency, charged while a job holds the GPU; on rented nodes, charged for every GPU

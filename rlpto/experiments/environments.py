@@ -184,8 +184,8 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
             return experiment.tables()
     ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0, kind.metric, kind.gpu_types))
     shape = experiments[0].shape
-    tables = compile_tables(experiments[0].profiles, ordered, most, shape.gpus_per_node, kinds=shape.kind_sizes)
-    return tables.within(shape.kind_gpus)
+    tables = compile_tables(experiments[0].profiles, ordered, most, shape.gpus_per_node, gpu_types=shape.node_sizes)
+    return tables.within(shape.gpus_by_type)
 
 
 def env_setup(

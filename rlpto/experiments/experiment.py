@@ -57,8 +57,8 @@ class Experiment:
     def __init__(self, config: Config) -> None:
         self.config = config
         shape, reserved = config.cluster.shape, config.queue.reserve_after
-        if reserved is not None and len(shape.kinds) > 1:
-            types = len(shape.kinds)
+        if reserved is not None and len(shape.gpu_types) > 1:
+            types = len(shape.gpu_types)
             raise ConfigError(
                 f"queue.reserve_after: {reserved:g} s, but the cluster has {types} GPU types: expected null"
             )

@@ -33,7 +33,7 @@ from rlpto.experiments.session_loop import (
 )
 from rlpto.experiments.workload import CHOICES, window_seed
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ANY_GPU
 from rlpto.planning.predictor import THREAD_SHARE, Predictor, predict, prediction_settings
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.spec import policy_label
@@ -162,14 +162,14 @@ def real_nodes(
         if not sizes:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         if address is not None:
-            if len({kind for _, _, kind in sizes}) == 1:  # a single GPU type needs no name
-                sizes = [(gpus, cpus, ONE_KIND) for gpus, cpus, _ in sizes]
+            if len({gpu for _, _, gpu in sizes}) == 1:  # a single GPU type needs no name
+                sizes = [(gpus, cpus, ANY_GPU) for gpus, cpus, _ in sizes]
             alike = sorted(Counter(sizes).items(), reverse=True)
             if scale is not None and (missing := scale.most_gpus - sum(gpus for gpus, _, _ in sizes)) > 0:
-                (most, cpus, kind), _ = alike[0]  # more nodes of the largest size may come
-                alike += [((most, cpus, kind), missing // most), ((missing % most, cpus, kind), 1)]
+                (most, cpus, gpu), _ = alike[0]  # more nodes of the largest size may come
+                alike += [((most, cpus, gpu), missing // most), ((missing % most, cpus, gpu), 1)]
             groups = tuple(
-                NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in alike if n and gpus
+                NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=gpu) for (gpus, cpus, gpu), n in alike if n and gpus
             )
             if scale is not None and rents:
                 groups = on_demand(groups, config.cluster.nodes)
@@ -208,10 +208,10 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     config, tables = experiment.config, experiment.tables(CHOICES)
     ahead = prediction_settings(config.simulator)
     shape = ClusterShape(replace(node, rented=None, up=True) for node in experiment.shape)
-    kind = tables.types[0]
+    job_type = tables.types[0]
     gpus = max(int(tables.fit_anywhere[0].max()), 1) if tables.fit.size else 1
-    first = Job("0", 0.0, kind.model, 1.0, float(tables.samples[0]), gpus, max_gpus=gpus)
-    jobs = [replace(first, name=name, batch_size=kind.batch_size, metric=kind.metric) for name in "01"]
+    first = Job("0", 0.0, job_type.model, 1.0, float(tables.samples[0]), gpus, max_gpus=gpus)
+    jobs = [replace(first, name=name, batch_size=job_type.batch_size, metric=job_type.metric) for name in "01"]
     for name in policies:
         policy = experiment.policy(name, real=True)
         policy.reset(config.seed)
@@ -297,10 +297,10 @@ def real_cluster(
     tables = experiment.tables(CHOICES)
     online = None
     if known.mode == "online":
-        kinds = experiment.shape.kind_sizes
+        gpu_types = experiment.shape.node_sizes
         programs, method, pooled = config.ray.programs, known.fit, known.fits == "shared"
         ratio = experiment.speed_ratio
-        online = OnlineEstimates(jobs, specs, programs, tables, kinds, ratio, method=method, pooled=pooled)
+        online = OnlineEstimates(jobs, specs, programs, tables, gpu_types, ratio, method=method, pooled=pooled)
     noise, rents = estimate_noise(known, len(jobs), own_seed), bool(experiment.shape.rented_groups)
     try:
         return RayCluster(

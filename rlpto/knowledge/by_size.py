@@ -35,7 +35,7 @@ def estimated_by_size(truth: BatchCache, rules: EstimateRules, tables: SpeedTabl
     """
     factor = np.ones((len(tables.types), levels_of(tables.max_gpus), tables.max_gpus + 1))
     packed = tables.packed_rows(gpus_per_node)
-    first = tables.by_kind[tables.pooled, tables.kind]
+    first = tables.by_gpu_type[tables.pooled, tables.gpu_type]
     for number in np.unique(first).tolist():
         if not tables.fit.size or tables.fit[number].any():
             middle, nodes = int(tables.epochs[number]) // 2, int(min(gpus_per_node, tables.node_gpus[number]))
@@ -50,7 +50,7 @@ def _speeds(
     number: int, truth: BatchCache, rules: EstimateRules, tables: SpeedTables, gpus_per_node: int, epoch: int
 ) -> FloatArray:
     """[L, K + 1] estimated samples per second of a type, converted to the base batch, from steps in an epoch."""
-    job_type, most, kind = tables.types[number], tables.max_gpus, tables.kinds[tables.kind[number]]
+    job_type, most, kind = tables.types[number], tables.max_gpus, tables.gpu_types[tables.gpu_type[number]]
     limits, exponent = truth.source.limits(job_type.model, kind), METRICS[job_type.metric].exponent
     unit = tables.unit(number)
     prior = prior_for(job_type.model, unit) if rules.method == "bayes" else None

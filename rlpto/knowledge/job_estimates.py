@@ -78,7 +78,7 @@ class JobEstimates:
     ) -> None:
         self._store, self._source, self._rules, self._left = store, source, rules, left
         self._job_types, self._sizes = [job.type._replace(gpu_types=()) for job in jobs], model_tables
-        self._kinds, self._kind_of = model_tables.kinds, model_tables.kind
+        self._kinds, self._kind_of = model_tables.gpu_types, model_tables.gpu_type
         types, most = len(model_tables.types), model_tables.max_gpus
         unknown = replace(
             model_tables,
@@ -124,7 +124,7 @@ class JobEstimates:
             own = self.type_of(job)
             limits, exponent = self._source.limits(own.model, self._kinds[kind]), METRICS[own.metric].exponent
             pooled = self._sizes.pooled[self._store.records["type_index"][job]]
-            unit = self._sizes.unit(int(self._sizes.by_kind[pooled, kind]))
+            unit = self._sizes.unit(int(self._sizes.by_gpu_type[pooled, kind]))
             prior = prior_for(own.model, unit) if self._rules.method == "bayes" else None
             self._fits[key] = ThroughputFit(limits, own.batch_size, self.tables.max_gpus, exponent, prior, max(unit, 1))
         return self._fits[key]

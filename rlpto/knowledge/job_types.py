@@ -77,7 +77,7 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int) -> SpeedTables:
     row[:types] = base.row[:, np.minimum(spans, base.row.shape[1] - 1)]
     own = rows + np.arange(count * SPANS * most, dtype=np.int32).reshape(count, SPANS, most)
     row[types:, :, 1:] = own[:, np.minimum(spans, SPANS - 1)]
-    sizes = [base.node_gpus[base.kind == kind].max() for kind in range(kinds)]
+    sizes = [base.node_gpus[base.gpu_type == kind].max() for kind in range(kinds)]
 
     columns: dict[str, Any] = {}
     for name in (*_OF_MODELS, *_CHOSEN, *_ESTIMATED):
@@ -91,7 +91,7 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int) -> SpeedTables:
         row=row,
         exact_keys=np.zeros(0, dtype=np.int64),
         exact_rows=np.zeros(0, dtype=np.int32),
-        kind=np.concatenate([base.kind, np.tile(np.arange(kinds), jobs)]),
+        gpu_type=np.concatenate([base.gpu_type, np.tile(np.arange(kinds), jobs)]),
         node_gpus=np.concatenate([base.node_gpus, np.tile(sizes, jobs)]),
         **columns,
     )

@@ -50,7 +50,7 @@ def prior_without(model: str) -> ThroughputPrior:
     rows = [
         coordinates(speed.throughput, reference_batch(profile.on(kind).batch))
         for profile in profiles
-        for kind, speed in profile.kinds.items()
+        for kind, speed in profile.gpu_types.items()
         if isinstance(speed.throughput, ThroughputParams)
     ]
     return prior_of(np.array(rows))

@@ -174,33 +174,33 @@ def _fill_ahead(
     accuracy: FloatArray, epochs: IntArray, known_remaining: FloatArray, chain: IntArray, ahead: FloatArray
 ) -> None:
     """Fill ahead [T, P], which is 0. chain: [P + 1] memory for vertices of the hull to the right, nearest last."""
-    for kind in range(len(ahead)):
-        last = min(epochs[kind], accuracy.shape[1] - 1)
-        in_all = accuracy[kind, last] - accuracy[kind, 0]
+    for job_type in range(len(ahead)):
+        last = min(epochs[job_type], accuracy.shape[1] - 1)
+        in_all = accuracy[job_type, last] - accuracy[job_type, 0]
         if not in_all > 0.0:
             continue
         chain[0], size = last, 1
         for epoch in range(last - 1, -1, -1):
-            steepest = _slope(accuracy, known_remaining, kind, epoch, chain[size - 1])
+            steepest = _slope(accuracy, known_remaining, job_type, epoch, chain[size - 1])
             while size > 1:
-                beyond = _slope(accuracy, known_remaining, kind, epoch, chain[size - 2])
+                beyond = _slope(accuracy, known_remaining, job_type, epoch, chain[size - 2])
                 if beyond <= steepest:
                     break
                 steepest = beyond
                 size -= 1
-            left = known_remaining[kind, epoch] if known_remaining.size else float(last - epoch)
-            ahead[kind, epoch] = min(max(steepest, 0.0) * left / in_all, STEEPEST)
+            left = known_remaining[job_type, epoch] if known_remaining.size else float(last - epoch)
+            ahead[job_type, epoch] = min(max(steepest, 0.0) * left / in_all, STEEPEST)
             chain[size] = epoch
             size += 1
 
 
 @kernel(error_model="numpy", inline="always")
-def _slope(accuracy: FloatArray, known_remaining: FloatArray, kind: int, start: int, end: int) -> float:
+def _slope(accuracy: FloatArray, known_remaining: FloatArray, job_type: int, start: int, end: int) -> float:
     """Accuracy gained per unit of work from the start of one epoch to the start of another."""
-    gained = accuracy[kind, end] - accuracy[kind, start]
+    gained = accuracy[job_type, end] - accuracy[job_type, start]
     if not known_remaining.size:
         return float(gained / (end - start))
-    work = known_remaining[kind, start] - known_remaining[kind, end]
+    work = known_remaining[job_type, start] - known_remaining[job_type, end]
     if work > 0.0:
         return float(gained / work)
     return np.inf if gained > 0.0 else 0.0

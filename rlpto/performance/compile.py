@@ -24,9 +24,9 @@ from rlpto.performance.profiles import (
     shipped_folder,
 )
 from rlpto.performance.tables import (
+    ANY_GPU,
     MAX_EXACT_GROUPS,
     NO_GPUS,
-    ONE_KIND,
     JobType,
     SpeedTables,
     elapsed_from_rates,
@@ -42,7 +42,7 @@ def load_profiles(folder: str | Path | None) -> FittedProfiles | MeasuredProfile
 
     Without a path: the built-in profiles. A missing path named `llm`: the shipped large models. A file, or a folder
     with `*.yaml`: its fitted profiles. A folder whose sub-folders contain a `placements.csv`, or a
-    `placements-KIND.csv` for each GPU type: interpolated measurements. Raises ProfileError for anything else, or if a
+    `placements-TYPE.csv` for each GPU type: interpolated measurements. Raises ProfileError for anything else, or if a
     profile is broken.
     """
     if folder is None:
@@ -69,13 +69,13 @@ def compile_tables(
     *,
     choose_batches: bool = False,
     choose_servers: bool = False,
-    kinds: Mapping[str, int] | None = None,
+    gpu_types: Mapping[str, int] | None = None,
 ) -> SpeedTables:
     """Compile speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
 
     choose_batches: add variants for the batch sizes that a scheduler may choose, by `chosen_batch_sizes`.
     choose_servers: add variants for all numbers of parameter servers that each type may have.
-    kinds: GPU types in the cluster with the GPUs of the largest node of each; every job type then has a variant for
+    gpu_types: GPU types in the cluster with the GPUs of the largest node of each; every job type then has a variant for
     each GPU type. Default: one GPU type, on nodes of `gpus_per_node`. Job types that name none of them may use all.
 
     Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are set only if every type has them.
@@ -83,13 +83,15 @@ def compile_tables(
     """
     if not types:
         raise ProfileError("no job types to compile speed tables for")
-    nodes = {ONE_KIND: gpus_per_node} if kinds is None else dict(kinds)
+    nodes = {ANY_GPU: gpus_per_node} if gpu_types is None else dict(gpu_types)
     if max_gpus < 1 or min(nodes.values(), default=0) < 1:
         raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {nodes}")
     types = [*dict.fromkeys(one for own in types for one in (own._replace(gpu_types=()), own))]
     variants: list[tuple[int, int, int | None]] = [(own, 0, None) for own in range(len(types))]
-    for own, kind in enumerate(types):
-        sizes, facts = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())], profiles.facts(kind.model)
+    for own, job_type in enumerate(types):
+        facts, sizes = profiles.facts(job_type.model), [0]
+        if choose_batches:
+            sizes += chosen_batch_sizes(profiles, job_type)
         numbers: list[int | None] = [None]
         if choose_servers:
             numbers += [number for number in range(1, facts.most_servers + 1) if number != facts.servers]
@@ -98,8 +100,8 @@ def compile_tables(
         types[own]._replace(batch_size=size or types[own].batch_size, servers=number) for own, size, number in variants
     ]
     parts, none = list[TypeTables](), np.zeros(max_gpus + 1, dtype=np.int64)
-    for (gpu, size), kind in product(nodes.items(), types):
-        part, named = profiles.type_tables(kind, max_gpus, size, gpu), nodes.keys() & kind.gpu_types
+    for (gpu, size), job_type in product(nodes.items(), types):
+        part, named = profiles.type_tables(job_type, max_gpus, size, gpu), nodes.keys() & job_type.gpu_types
         parts.append(replace(part, fit=none) if named and gpu not in named else part)
     on_each, several = len(types), len(nodes)
     parts = [_shown_elsewhere(parts, i, on_each) for i in range(len(parts))]
@@ -130,8 +132,8 @@ def compile_tables(
         servers=np.array([number or parts[own].facts.servers for own, _, number in variants]),
         most_servers=np.array([part.facts.most_servers for part in parts]),
         score_rates=_score_rates(types, parts, offsets, own_type, rates),
-        kinds=tuple(nodes),
-        kind=np.repeat(np.arange(several), on_each),
+        gpu_types=tuple(nodes),
+        gpu_type=np.repeat(np.arange(several), on_each),
         node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
         fit=_fit(parts, max_gpus),
     )

@@ -20,7 +20,7 @@ from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import ModelLimits, Profile, TypeTables, most_gpus, unknown_model
 from rlpto.performance.size_table import SizeTable
-from rlpto.performance.tables import ONE_KIND, JobType
+from rlpto.performance.tables import ANY_GPU, JobType
 
 SPANS = 2
 """Numbers of nodes that the throughput model distinguishes: one, and several."""
@@ -54,7 +54,7 @@ class FittedProfiles:
         servers = (law.servers, law.most_servers) if isinstance(law, ServerParams) else (self.served.get(model, 0),) * 2
         return ModelLimits(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ANY_GPU) -> TypeTables:
         """Compile one job type on one GPU type; `choices_by_size` defines the rates. Raises ProfileError if the model
         is unknown, has no speeds on that GPU type, or the job type's batch size is outside its limits."""
         profile = self.profile(job_type.model).on(gpu)
@@ -80,7 +80,7 @@ class FittedProfiles:
             fit=fit,
         )
 
-    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
+    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ANY_GPU) -> BatchPerformance:
         """Implement `BatchPerformanceSource`."""
         profile = self.profile(job_type.model).on(gpu)
         batches = batch_candidates(job_type.batch_size, sum(placement), profile.batch.with_chosen())
@@ -95,7 +95,7 @@ class FittedProfiles:
         rates = gain * profile.batch.base / seconds[:, None] / profile.samples
         return BatchPerformance(batches, step, np.maximum(step - computing, 0.0), sqr, var, rates)
 
-    def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
+    def limits(self, model: str, gpu: str = ANY_GPU) -> BatchLimits:
         """Implement `BatchPerformanceSource`."""
         return self.profile(model).on(gpu).batch.with_chosen()
 

@@ -28,17 +28,17 @@ from rlpto.performance.efficiency import (
     split_batch,
     splits,
 )
-from rlpto.performance.measurements import Measurements, measured_kinds, read_measurements
+from rlpto.performance.measurements import Measurements, measured_gpu_types, read_measurements
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.profiles import (
     ModelLimits,
     TypeTables,
     builtin_rescale_delay,
     most_gpus,
-    unknown_kind,
+    unknown_gpu_type,
     unknown_model,
 )
-from rlpto.performance.tables import ONE_KIND, JobType, packed_groups, smallest_rotation
+from rlpto.performance.tables import ANY_GPU, JobType, packed_groups, smallest_rotation
 
 MAX_SPANS = 16
 """Largest measured number of nodes, which also stands for more nodes."""
@@ -160,7 +160,7 @@ class MeasuredModel:
 class MeasuredProfiles:
     """Interpolated measurements of a folder with one sub-folder per application.
 
-    largest_chosen: `BatchLimits.largest_chosen` by model. Files `placements-KIND.csv` hold measurements on each named
+    largest_chosen: `BatchLimits.largest_chosen` by model. Files `placements-TYPE.csv` hold measurements on each named
     GPU type; a plain `placements.csv` was measured on one type, which stands for every type.
     """
 
@@ -174,19 +174,19 @@ class MeasuredProfiles:
         """Names of the applications, sorted."""
         return tuple(sorted({path.parent.name for path in self.folder.glob("*/placements*.csv")}))
 
-    def kinds(self, name: str) -> tuple[str, ...]:
+    def gpu_types(self, name: str) -> tuple[str, ...]:
         """GPU types on which an application was measured, sorted; empty if it was measured on one unnamed type."""
         if name not in self.models:
             raise unknown_model(name, self.models)
-        return measured_kinds(self.folder / name)
+        return measured_gpu_types(self.folder / name)
 
-    def model(self, name: str, gpu: str = ONE_KIND) -> MeasuredModel:
+    def model(self, name: str, gpu: str = ANY_GPU) -> MeasuredModel:
         """Return one application on one GPU type, read when first used. Raises ProfileError if it is unknown, broken,
         or was measured on other types."""
-        kinds = self.kinds(name)
-        if kinds and gpu not in kinds:
-            raise unknown_kind(name, gpu, kinds)
-        key = (name, gpu if kinds else ONE_KIND)
+        gpu_types = self.gpu_types(name)
+        if gpu_types and gpu not in gpu_types:
+            raise unknown_gpu_type(name, gpu, gpu_types)
+        key = (name, gpu if gpu_types else ANY_GPU)
         if key not in self._models:
             self._models[key] = MeasuredModel(read_measurements(self.folder / name, key[1]))
         return self._models[key]
@@ -194,16 +194,16 @@ class MeasuredProfiles:
     def facts(self, model: str) -> ModelLimits:
         """Return the size and limits of a model, the widest over its GPU types. The rescale delay is the built-in
         profile's, or 30 s."""
-        on_kinds = [self.model(model, gpu) for gpu in self.kinds(model) or (ONE_KIND,)]
+        models = [self.model(model, gpu) for gpu in self.gpu_types(model) or (ANY_GPU,)]
         limits = replace(
-            on_kinds[0].limits,
-            min_local=min(measured.limits.min_local for measured in on_kinds),
-            max_local=max(measured.limits.max_local for measured in on_kinds),
+            models[0].limits,
+            min_local=min(measured.limits.min_local for measured in models),
+            max_local=max(measured.limits.max_local for measured in models),
             largest_chosen=self._largest_chosen.get(model),
         )
-        return ModelLimits(on_kinds[0].measured.samples, on_kinds[0].epochs, limits, builtin_rescale_delay(model))
+        return ModelLimits(models[0].measured.samples, models[0].epochs, limits, builtin_rescale_delay(model))
 
-    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
+    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ANY_GPU) -> BatchPerformance:
         """Implement `BatchPerformanceSource`. A batch not measured on exactly that placement has the time of its
         size.
         """
@@ -226,7 +226,7 @@ class MeasuredProfiles:
         rates = model.gain(batches.total) / seconds[:, None] / model.epoch_progress
         return BatchPerformance(batches, steps.step, steps.sync, sqr, var, rates)
 
-    def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
+    def limits(self, model: str, gpu: str = ANY_GPU) -> BatchLimits:
         """Implement `BatchPerformanceSource`."""
         return self.model(model, gpu).limits
 
@@ -237,14 +237,14 @@ class MeasuredProfiles:
 
     def epoch_samples(self, model: str) -> FloatArray:
         """Implement `BatchPerformanceSource`."""
-        measured = self.model(model, next(iter(self.kinds(model)), ONE_KIND))  # alike on every kind
+        measured = self.model(model, next(iter(self.gpu_types(model)), ANY_GPU))  # alike on every GPU type
         return measured.epoch_progress * measured.limits.base
 
     def choosing(self, largest: Mapping[str, int]) -> MeasuredProfiles:
         """Like `FittedProfiles.choosing`, but sizes beyond the measured ones are unknown."""
         return MeasuredProfiles(self.folder, largest)
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ANY_GPU) -> TypeTables:
         """Compile one job type for up to 16 nodes spanned, with a row for every measured placement.
 
         With more GPUs than the batch can be spread over, the speed is that with the most it can use, packed on few

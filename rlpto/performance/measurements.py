@@ -4,7 +4,7 @@
 `scalability.csv` (num_nodes, num_replicas, local_bsz, step_time, sync_time): the same by size only.
 `validation-<batch>.csv` (progress, iteration, metric, grad_sqr, grad_var): one row per epoch, trained with that total
 batch size. The format is that of the Pollux artifact (OSDI 2021). Steps on several GPU types are in
-`placements-KIND.csv` and `scalability-KIND.csv`, like in the artifact of Sia (SOSP 2023); training progress by batch
+`placements-TYPE.csv` and `scalability-TYPE.csv`, like in the artifact of Sia (SOSP 2023); training progress by batch
 size is the same on every type.
 """
 
@@ -24,10 +24,10 @@ from rlpto.io.errors import ProfileError
 from rlpto.io.files import file_there
 from rlpto.io.reading import MIB, parsing, read_text
 from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits
-from rlpto.performance.tables import ONE_KIND, smallest_rotation
+from rlpto.performance.tables import ANY_GPU, smallest_rotation
 from rlpto.performance.throughput import StepMeasurements
 
-MAX_LOCAL_BATCH = {("yolov3", ONE_KIND): 8, ("deepspeech2", "rtx"): 57}
+MAX_LOCAL_BATCH = {("yolov3", ANY_GPU): 8, ("deepspeech2", "rtx"): 57}
 """Local batch limits, by model and GPU type, below the largest measured one: the artifacts' jobs never exceed them."""
 LARGEST_MEASUREMENTS_BYTES = 16 * MIB
 _TIMES = ("local_bsz", "step_time", "sync_time")
@@ -68,17 +68,17 @@ class Measurements:
         return float(self.limits.base * self.progress[-1] / self.epochs)
 
 
-def measured_kinds(folder: Path) -> tuple[str, ...]:
+def measured_gpu_types(folder: Path) -> tuple[str, ...]:
     """GPU types with measurements in an application's folder, sorted; empty if one unnamed type was measured."""
     if file_there(folder / "placements.csv"):
         return ()
     return tuple(sorted(path.stem.partition("-")[2] for path in folder.glob("placements-*.csv")))
 
 
-def read_measurements(folder: Path, gpu: str = ONE_KIND) -> Measurements:
+def read_measurements(folder: Path, gpu: str = ANY_GPU) -> Measurements:
     """Read the measurements on GPU type `gpu` from one application's folder, which is named after the application.
     Raises ProfileError naming the file, line and column of a missing or non-numeric entry."""
-    suffix = "" if gpu == ONE_KIND else f"-{gpu}"
+    suffix = "" if gpu == ANY_GPU else f"-{gpu}"
     path = folder / f"placements{suffix}.csv"
     rows = _read_rows(path, ("placement", *_TIMES))
     groups = [_groups(str(row["placement"]), path) for row in rows]

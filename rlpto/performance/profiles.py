@@ -26,7 +26,7 @@ from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits, BatchPerformance, NoiseCurve, useful_gpus
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.size_table import SizeTable
-from rlpto.performance.tables import ONE_KIND, JobType
+from rlpto.performance.tables import ANY_GPU, JobType
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 
 DEFAULT_RESCALE_DELAY = 30.0
@@ -83,7 +83,7 @@ class FitErrors:
 
 
 @dataclass(frozen=True)
-class KindSpeed:
+class GpuTypeSpeed:
     """Training speed of a model on one GPU type.
 
     throughput: throughput law on this GPU type. max_local: most samples that one such GPU computes at once. Default:
@@ -107,9 +107,9 @@ class Profile:
     samples: samples in one epoch. epochs: a whole training, in scale-invariant epochs.
     batch: limits of the batch size. noise: gradient noise scale by epoch.
     rescale_delay: seconds without progress after a change of a job's GPUs. errors: errors of the fit.
-    kinds: speeds by GPU type; `throughput` then applies to GPUs of unnamed type (ONE_KIND), and a file may omit it if
-    it equals the first type's. Default: `throughput` applies to every GPU type. A model whose speeds are all tables of
-    sizes does not fit on GPU types without one.
+    gpu_types: speeds by GPU type; `throughput` then applies to GPUs of unnamed type (ANY_GPU), and a file may omit it
+    if it equals the first type's. Default: `throughput` applies to every GPU type. A model whose speeds are all tables
+    of sizes does not fit on GPU types without one.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -125,7 +125,7 @@ class Profile:
     accuracy: AccuracyCurve
     rescale_delay: Annotated[float, Field(ge=0, le=1e6)]
     errors: FitErrors
-    kinds: dict[LowerCase, KindSpeed] = field(default_factory=dict)
+    gpu_types: dict[LowerCase, GpuTypeSpeed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         batch = self.batch
@@ -133,31 +133,31 @@ class Profile:
             raise ValueError(f"batch: base {batch.base} exceeds largest {batch.largest}")
         if not batch.min_local <= min(batch.max_local, batch.base):
             raise ValueError(f"batch: min_local {batch.min_local} exceeds max_local or base")
-        for kind, speed in self.kinds.items():
+        for gpu, speed in self.gpu_types.items():
             if speed.max_local is not None and speed.max_local < batch.min_local:
-                raise ValueError(f"kinds: {kind}: max_local {speed.max_local} is below min_local {batch.min_local}")
+                raise ValueError(f"gpu_types: {gpu}: max_local {speed.max_local} is below min_local {batch.min_local}")
 
     def on(self, gpu: str) -> Profile:
         """Return the profile on one GPU type. Raises ProfileError if its speeds by type lack this one, unless they are
         all tables of sizes, in which case the model does not fit there."""
-        if not self.kinds or gpu == ONE_KIND or not self.fits(gpu):
+        if not self.gpu_types or gpu == ANY_GPU or not self.fits(gpu):
             return self
-        if gpu not in self.kinds:
-            raise unknown_kind(self.name, gpu, self.kinds)
-        speed = self.kinds[gpu]
+        if gpu not in self.gpu_types:
+            raise unknown_gpu_type(self.name, gpu, self.gpu_types)
+        speed = self.gpu_types[gpu]
         batch = self.batch if speed.max_local is None else replace(self.batch, max_local=speed.max_local)
-        return replace(self, throughput=speed.throughput, batch=batch, kinds={})
+        return replace(self, throughput=speed.throughput, batch=batch, gpu_types={})
 
     def fits(self, gpu: str) -> bool:
         """Whether the model can run on a GPU type."""
-        if not self.kinds or gpu == ONE_KIND or gpu in self.kinds:
+        if not self.gpu_types or gpu == ANY_GPU or gpu in self.gpu_types:
             return True
-        return not all(isinstance(speed.throughput, SizeTable) for speed in self.kinds.values())
+        return not all(isinstance(speed.throughput, SizeTable) for speed in self.gpu_types.values())
 
     def tables(self) -> dict[str, SizeTable]:
-        """Return the tables of sizes by GPU type, under ONE_KIND if types are unnamed; empty for other laws."""
-        laws = {kind: speed.throughput for kind, speed in self.kinds.items()} or {ONE_KIND: self.throughput}
-        return {kind: law for kind, law in laws.items() if isinstance(law, SizeTable)}
+        """Return the tables of sizes by GPU type, under ANY_GPU if types are unnamed; empty for other laws."""
+        laws = {gpu: speed.throughput for gpu, speed in self.gpu_types.items()} or {ANY_GPU: self.throughput}
+        return {gpu: law for gpu, law in laws.items() if isinstance(law, SizeTable)}
 
 
 class ModelLimits(NamedTuple):
@@ -210,7 +210,7 @@ class ProfileSource(Protocol):
         """Return the size and limits of a model."""
         ...
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ANY_GPU) -> TypeTables:
         """Compile one job type for 1 to max_gpus GPUs of type `gpu`. Raises ProfileError if it cannot run there."""
         ...
 
@@ -218,11 +218,11 @@ class ProfileSource(Protocol):
 class BatchPerformanceSource(ProfileSource, Protocol):
     """Profiles that know the speed of every batch size that a job may choose."""
 
-    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
+    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ANY_GPU) -> BatchPerformance:
         """Performance of a job type's batches on GPUs of type `gpu`, placed like `placement` (GPUs per node)."""
         ...
 
-    def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
+    def limits(self, model: str, gpu: str = ANY_GPU) -> BatchLimits:
         """Limits of a model's batch size on a GPU type."""
         ...
 
@@ -240,10 +240,10 @@ def unknown_model(model: str, known: tuple[str, ...]) -> ProfileError:
     return ProfileError(f"no profile of model {model!r}; known: {', '.join(known) or 'none'}")
 
 
-def unknown_kind(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
+def unknown_gpu_type(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
     """Return the error for a GPU type of the cluster that a profile with speeds by GPU type lacks."""
     return ProfileError(
-        f"the profile of model {model!r} has no speeds on GPUs of kind {gpu!r}, which the cluster has "
+        f"the profile of model {model!r} has no speeds on GPUs of type {gpu!r}, which the cluster has "
         f"(cluster.nodes: gpu); expected one of {', '.join(sorted(known))}"
     )
 
@@ -308,8 +308,8 @@ def load_file(path: Path) -> dict[str, Profile]:
 
 def _profile(file: YamlFile) -> Profile:
     try:
-        if isinstance(file.data, dict) and file.data.get("kinds") and "throughput" not in file.data:
-            first = next(iter(file.data["kinds"].values())) if isinstance(file.data["kinds"], dict) else None
+        if isinstance(file.data, dict) and file.data.get("gpu_types") and "throughput" not in file.data:
+            first = next(iter(file.data["gpu_types"].values())) if isinstance(file.data["gpu_types"], dict) else None
             file.data["throughput"] = first.get("throughput") if isinstance(first, dict) else None
         # Through JSON, where strict validation accepts a list for a tuple but only numbers for numbers.
         with parsing(file.path, "a profile", ProfileError):
@@ -323,8 +323,8 @@ def _profile(file: YamlFile) -> Profile:
 def profile_yaml(profile: Profile) -> str:
     """Write a profile as YAML that `load_file` reads."""
     given = asdict(profile, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None})
-    if not profile.kinds:
-        del given["kinds"]
+    if not profile.gpu_types:
+        del given["gpu_types"]
     return yaml.dump(given, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 

@@ -55,10 +55,10 @@ def requested_seconds(
     gpus_per_node: int,
 ) -> FloatArray:
     """`seconds_to_finish` [n] of whole jobs on the fastest GPU type for each."""
-    on_kinds = [
-        seconds_to_finish(tables, types, scale, epochs, gpus, gpus_per_node) for types in tables.by_kind[type_index].T
+    on_each = [
+        seconds_to_finish(tables, own, scale, epochs, gpus, gpus_per_node) for own in tables.by_gpu_type[type_index].T
     ]
-    return np.asarray(np.min(on_kinds, axis=0))
+    return np.asarray(np.min(on_each, axis=0))
 
 
 def alone_bound(
@@ -72,15 +72,15 @@ def alone_bound(
     their batch sizes by fits of their own and by another metric than goodput.
     """
     seconds = np.zeros(len(type_index))
-    for kind in np.unique(type_index):
-        of_kind = np.flatnonzero(type_index == kind)
-        caps, which = np.unique(max_gpus[of_kind], return_inverse=True)
-        variants = np.flatnonzero(tables.own == tables.own[kind])
+    for job_type in np.unique(type_index):
+        of_type = np.flatnonzero(type_index == job_type)
+        caps, which = np.unique(max_gpus[of_type], return_inverse=True)
+        variants = np.flatnonzero(tables.own == tables.own[job_type])
         best = np.max([tables.best_rates(int(variant))[caps] for variant in variants], axis=0)
         elapsed = elapsed_from_rates(best)
-        epoch = np.minimum(epochs[of_kind].astype(np.int64), best.shape[1] - 1)
-        part = (epochs[of_kind] - epoch) / best[which, epoch]
-        seconds[of_kind] = (elapsed[which, epoch] + part) / scale[of_kind]
+        epoch = np.minimum(epochs[of_type].astype(np.int64), best.shape[1] - 1)
+        part = (epochs[of_type] - epoch) / best[which, epoch]
+        seconds[of_type] = (elapsed[which, epoch] + part) / scale[of_type]
     return seconds
 
 
@@ -120,10 +120,10 @@ def predict_training(
     types = [JobType(model, None, metric) for metric in metrics]
     tables = compile_tables(profiles, types, max(gpus), gpus_per_node)
     found = []
-    for kind, metric in enumerate(metrics):
+    for job_type, metric in enumerate(metrics):
         bounds = band or METRICS[metric].band
-        seconds = _training_seconds(tables, kind, tables.rates, gpus_per_node)
-        shown = _training_seconds(tables, kind, tables.shown_rates, gpus_per_node)
+        seconds = _training_seconds(tables, job_type, tables.rates, gpus_per_node)
+        shown = _training_seconds(tables, job_type, tables.shown_rates, gpus_per_node)
         utility = shown[1] / shown[1:] / np.arange(1, len(shown))
         best = chosen_gpus(utility, gpus, bounds)
         found += [
@@ -150,10 +150,10 @@ def chosen_gpus(utility: FloatArray, gpus: Sequence[int], band: UtilityBand) -> 
     return int(band.gpus(asked)[0])
 
 
-def _training_seconds(tables: SpeedTables, kind: int, rates: FloatArray, gpus_per_node: int) -> FloatArray:
+def _training_seconds(tables: SpeedTables, job_type: int, rates: FloatArray, gpus_per_node: int) -> FloatArray:
     """[K + 1] seconds of a whole training of a type at packed rates [R, P]; infinity without GPUs."""
-    elapsed = elapsed_from_rates(rates[tables.packed_rows(gpus_per_node)[kind]])
-    return np.asarray(elapsed[:, tables.epochs[kind]])
+    elapsed = elapsed_from_rates(rates[tables.packed_rows(gpus_per_node)[job_type]])
+    return np.asarray(elapsed[:, tables.epochs[job_type]])
 
 
 def parse_gpus(text: str) -> list[int]:

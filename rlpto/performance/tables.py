@@ -25,14 +25,14 @@ NO_GPUS = 0
 """Row of a job that holds no GPUs: its rate is zero."""
 
 
-TYPE = np.dtype([("delay", "f8"), ("epochs", "i8"), ("kind", "i8")], align=True)
+TYPE = np.dtype([("delay", "f8"), ("epochs", "i8"), ("gpu_type", "i8")], align=True)
 """A job type for compiled code: rescale delay [s], epochs on its accuracy curve, number of its GPU type."""
 
 _UNKNOWN = np.zeros((0, 0))
 _ANY_SIZE = np.iinfo(np.int64).max
 NO_TYPE = -1
 """Marks the absence of a type."""
-ONE_KIND = "gpu"
+ANY_GPU = "gpu"
 """GPU type of nodes that name none."""
 
 
@@ -75,10 +75,11 @@ class SpeedTables:
     iterations). Default: epochs and `rates` are known.
     own, batch_size, servers: [T] int64. Type t is a *variant* of type own[t], the type with which the job was
     submitted. A variant applies while a scheduler has chosen its batch size, in samples (0 if the job chooses), or its
-    number of parameter servers (0 if the model has none), and on GPU type kind[t]. A job's default variant has the
+    number of parameter servers (0 if the model has none), and on GPU type gpu_type[t]. A job's default variant has the
     lowest number. Default: every type has one variant, itself.
-    kinds: names of the GPU types. kind: [T] int64, index into `kinds`; 0 for a type with own[t] = t. node_gpus: [T]
-    int64, GPUs of the largest node of that GPU type. With one GPU type both are derived, and nodes may have any size.
+    gpu_types: names of the GPU types. gpu_type: [T] int64, index into `gpu_types`; 0 for a type with own[t] = t.
+    node_gpus: [T] int64, GPUs of the largest node of that GPU type. With one GPU type both are derived, and nodes may
+    have any size.
     most_servers: [T] int64, largest number of parameter servers of a job. Default: `servers`.
     score_rates: [R, P] float64, rates that policies see instead of `rates`, so they allocate GPUs by the metric by
     which jobs choose their batch size. A job's own score with one GPU on one node counts as its rate there. Default:
@@ -104,8 +105,8 @@ class SpeedTables:
     known_speed: FloatArray | None = None
     own: IntArray = field(default_factory=_no_types)
     batch_size: IntArray = field(default_factory=_no_types)
-    kinds: tuple[str, ...] = (ONE_KIND,)
-    kind: IntArray = field(default_factory=_no_types)
+    gpu_types: tuple[str, ...] = (ANY_GPU,)
+    gpu_type: IntArray = field(default_factory=_no_types)
     node_gpus: IntArray = field(default_factory=_no_types)
     servers: IntArray = field(default_factory=_no_types)
     most_servers: IntArray = field(default_factory=_no_types)
@@ -129,8 +130,8 @@ class SpeedTables:
         for name, column in usual.items():
             if len(getattr(self, name)) == 0:
                 object.__setattr__(self, name, column.copy())
-        if len(self.kinds) == 1:
-            object.__setattr__(self, "kind", none)
+        if len(self.gpu_types) == 1:
+            object.__setattr__(self, "gpu_type", none)
             object.__setattr__(self, "node_gpus", np.full(len(none), _ANY_SIZE))
         if len(self.most_servers) == 0:
             object.__setattr__(self, "most_servers", self.servers)
@@ -143,19 +144,23 @@ class SpeedTables:
     @property
     def fit_anywhere(self) -> IntArray:
         """[T, K + 1] `fit` on the GPU type that allows most; empty if `fit` is."""
-        if not self.fit.size or len(self.kinds) == 1:
+        if not self.fit.size or len(self.gpu_types) == 1:
             return self.fit
         most = np.zeros_like(self.fit)
-        for types in self.by_kind.T:
+        for types in self.by_gpu_type.T:
             np.maximum(most, np.where(types[:, None] == NO_TYPE, 0, self.fit[types]), out=most)
         return most
 
-    def within(self, kind_gpus: Mapping[str, int]) -> SpeedTables:
+    def within(self, gpus_by_type: Mapping[str, int]) -> SpeedTables:
         """Return these tables without allowed sizes that exceed the GPUs of their type in the cluster."""
         if not self.fit.size:
             return self
-        most, every = np.array([kind_gpus[kind] for kind in self.kinds])[self.kind], np.arange(self.max_gpus + 1)
-        most[~np.array([bool(kind.gpu_types) for kind in self.types]) & (self.fit == every).all(axis=1)] = self.max_gpus
+        every, most = (
+            np.arange(self.max_gpus + 1),
+            np.array([gpus_by_type[gpu] for gpu in self.gpu_types])[self.gpu_type],
+        )
+        limited = np.array([bool(job_type.gpu_types) for job_type in self.types])
+        most[~limited & (self.fit == every).all(axis=1)] = self.max_gpus
         sizes = np.minimum(every, most[:, None])
         return replace(self, fit=np.take_along_axis(self.fit, sizes, axis=1))
 
@@ -165,13 +170,13 @@ class SpeedTables:
             return
         all_types = self.variants[types]
         changed = all_types[(all_types != NO_TYPE) & (self.written[all_types] != other.written[all_types])]
-        for name in ("accuracy", "epochs", "samples", "rescale_delay", "accuracy_ahead", "type_records", "kind",
+        for name in ("accuracy", "epochs", "samples", "rescale_delay", "accuracy_ahead", "type_records", "gpu_type",
                      "node_gpus", "sizes_seen", "speed_sigma", "written"):  # fmt: skip
             getattr(self, name)[changed] = getattr(other, name)[changed]
         if self.fit.size:
             self.fit[changed] = other.fit[changed]
-        for kind in changed.tolist():
-            rows = self.row[kind, :, 1:]
+        for job_type in changed.tolist():
+            rows = self.row[job_type, :, 1:]
             first, last = int(rows.min()), int(rows.max()) + 1
             self.rates[first:last] = other.rates[first:last]
 
@@ -181,30 +186,30 @@ class SpeedTables:
         records = np.zeros(len(self.types), dtype=TYPE)
         records["delay"] = self.rescale_delay
         records["epochs"] = self.epochs
-        records["kind"] = self.kind
+        records["gpu_type"] = self.gpu_type
         return records
 
     @cached_property
     def exponent(self) -> FloatArray:
         """[T] exponent of the efficiency in the score of every type's metric."""
-        return np.array([METRICS[kind.metric].exponent for kind in self.types])
+        return np.array([METRICS[job_type.metric].exponent for job_type in self.types])
 
     @cached_property
     def metric(self) -> IntArray:
         """[T] number of every type's metric in `rlpto.performance.metrics.METRIC_NAMES`."""
         names = list(METRICS)
-        return np.array([names.index(kind.metric) for kind in self.types], dtype=np.int64)
+        return np.array([names.index(job_type.metric) for job_type in self.types], dtype=np.int64)
 
     @cached_property
     def fixed_batch(self) -> FloatArray:
         """[T] fixed total batch size in samples; NaN where a job of the type chooses its own."""
-        return np.array([np.nan if kind.batch_size is None else kind.batch_size for kind in self.types])
+        return np.array([np.nan if job_type.batch_size is None else job_type.batch_size for job_type in self.types])
 
     @cached_property
     def batch_choices(self) -> IntArray:
         """[T, V] variants of each type with the same servers and GPU type: the job's own batch size first, then a
         scheduler's choices by size; padded with NO_TYPE."""
-        return self._choices(self.batch_size, self.servers, self.kind)
+        return self._choices(self.batch_size, self.servers, self.gpu_type)
 
     def unit(self, number: int) -> int:
         """Greatest common divisor of the allowed sizes of a type, in GPUs; 0 where any number is allowed."""
@@ -213,18 +218,18 @@ class SpeedTables:
         return int(np.gcd.reduce(self.fit[number]))
 
     @cached_property
-    def by_kind(self) -> IntArray:
+    def by_gpu_type(self) -> IntArray:
         """[T, G] variant of each type on each GPU type, with the same batch size and servers."""
-        if len(self.kinds) == 1:
+        if len(self.gpu_types) == 1:
             return np.arange(len(self.types))[:, None]
-        return self._choices(self.kind, self.batch_size, self.servers)
+        return self._choices(self.gpu_type, self.batch_size, self.servers)
 
     def _choices(self, by: IntArray, *kept: IntArray) -> IntArray:
         """[T, V] variants of the same job with equal values in `kept` [T] each, in order of `by` [T]."""
         groups: dict[tuple[int, ...], list[int]] = {}
         keys = [*zip(self.own.tolist(), *(column.tolist() for column in kept), strict=True)]
-        for kind in np.argsort(by, kind="stable").tolist():
-            groups.setdefault(keys[kind], []).append(kind)
+        for job_type in np.argsort(by, kind="stable").tolist():
+            groups.setdefault(keys[job_type], []).append(job_type)
         choices = np.full((len(keys), max(map(len, groups.values()), default=1)), NO_TYPE, dtype=np.int64)
         for row, key in zip(choices, keys, strict=True):
             row[: len(groups[key])] = groups[key]
@@ -240,19 +245,19 @@ class SpeedTables:
         wanted = self.servers[own] if servers is None else np.where(servers > 0, servers, self.servers[own])
         choices = self.variants[types]
         fits = (choices != NO_TYPE) & (self.batch_size[choices] == batch_size[:, None])
-        fits &= (self.servers[choices] == wanted[:, None]) & (self.kind[choices] == self.kind[types][:, None])
+        fits &= (self.servers[choices] == wanted[:, None]) & (self.gpu_type[choices] == self.gpu_type[types][:, None])
         found = choices[np.arange(len(types)), fits.argmax(axis=1)]
         return np.where(fits.any(axis=1), found, NO_TYPE)
 
-    def types_on(self, types: IntArray, kind: IntArray) -> IntArray:
-        """[n] variants of `types` [n] on GPU types number kind [n]; unchanged for negative numbers."""
-        return np.where(kind < 0, types, self.by_kind[types, np.maximum(kind, 0)])
+    def types_on(self, types: IntArray, gpu_type: IntArray) -> IntArray:
+        """[n] variants of `types` [n] on GPU types number gpu_type [n]; unchanged for negative numbers."""
+        return np.where(gpu_type < 0, types, self.by_gpu_type[types, np.maximum(gpu_type, 0)])
 
-    def on_kinds(self, types: IntArray, kinds: Sequence[str]) -> IntArray:
+    def on_gpu_types(self, types: IntArray, gpu_types: Sequence[str]) -> IntArray:
         """[n, G] variants of `types` [n] on the named GPU types; the types themselves if the tables have only one."""
-        if len(self.kinds) == 1:
-            return np.repeat(types[:, None], len(kinds), axis=1)
-        return np.ascontiguousarray(self.by_kind[types][:, [self.kinds.index(gpu) for gpu in kinds]])
+        if len(self.gpu_types) == 1:
+            return np.repeat(types[:, None], len(gpu_types), axis=1)
+        return np.ascontiguousarray(self.by_gpu_type[types][:, [self.gpu_types.index(gpu) for gpu in gpu_types]])
 
     @cached_property
     def has_servers(self) -> bool:
@@ -320,20 +325,20 @@ class SpeedTables:
             at = np.minimum(np.searchsorted(self.exact_keys, keys), len(self.exact_keys) - 1)
             rows[types, k] = np.where(self.exact_keys[at] == keys, self.exact_rows[at], rows[types, k])
 
-    def best_rates(self, kind: int) -> FloatArray:
+    def best_rates(self, job_type: int) -> FloatArray:
         """[K + 1, P] best rate of a type in every epoch with at most k GPUs, over all placements. Computed once."""
-        if kind not in self._best:
-            by_gpus = self.rates[self.row[kind]].max(axis=0)
-            first, last = np.searchsorted(self.exact_keys, [kind * TYPE_STRIDE, (kind + 1) * TYPE_STRIDE])
+        if job_type not in self._best:
+            by_gpus = self.rates[self.row[job_type]].max(axis=0)
+            first, last = np.searchsorted(self.exact_keys, [job_type * TYPE_STRIDE, (job_type + 1) * TYPE_STRIDE])
             for key, row in zip(self.exact_keys[first:last], self.exact_rows[first:last], strict=True):
-                gpus, code = 0, int(key) - kind * TYPE_STRIDE
+                gpus, code = 0, int(key) - job_type * TYPE_STRIDE
                 while code:
                     code, digit = divmod(code, PLACEMENT_BASE)
                     gpus += digit
                 if gpus < len(by_gpus):
                     by_gpus[gpus] = np.maximum(by_gpus[gpus], self.rates[row])
-            self._best[kind] = np.maximum.accumulate(by_gpus, axis=0)
-        return self._best[kind]
+            self._best[job_type] = np.maximum.accumulate(by_gpus, axis=0)
+        return self._best[job_type]
 
     def with_rescale_delay(self, seconds: float | None) -> SpeedTables:
         """Return the same tables with one rescale delay for every type, cached by delay. If None, delays stay."""

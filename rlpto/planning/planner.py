@@ -174,9 +174,9 @@ class Planner(BasePolicy[PlannerOptions]):
             store.records[None], state.shape, tables, self._simulator, 0, keep_log=False, follow_accuracy=late
         )
         take_up_all(world, state.time, state.shape, placement)
-        by_kind = shown.fit.size and shown.by_kind.shape[1] == len(shown.kinds)  # else one for all GPU types
-        kinds = Kinds.of(state.shape, shown) if by_kind else None
-        loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, kinds=kinds)
+        by_gpu_type = shown.fit.size and shown.by_gpu_type.shape[1] == len(shown.gpu_types)
+        gpu_types = GpuTypes.of(state.shape, shown) if by_gpu_type else None
+        loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, gpu_types=gpu_types)
         return loop, Start(*(getattr(world, name)[:1].copy() for name in Start._fields))
 
     def _with_elapsed(self, tables: SpeedTables, types: IntArray) -> SpeedTables:

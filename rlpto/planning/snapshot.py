@@ -116,7 +116,7 @@ def known_speeds(estimates: EstimatedSpeeds, gpus_per_node: int) -> EstimatedSpe
     row = np.zeros((*rates.shape[:2], len(gpus) + 1), dtype=np.int32)
     row[:, :, 1:] = 1 + np.arange(row[:, :, 1:].size).reshape(rates.shape[:3])
     columns = (
-        *("batch_size", "servers", "most_servers", "kind", "node_gpus"),
+        *("batch_size", "servers", "most_servers", "gpu_type", "node_gpus"),
         *("accuracy", "epochs", "samples", "rescale_delay"),
     )
     known = SpeedTables(
@@ -127,7 +127,7 @@ def known_speeds(estimates: EstimatedSpeeds, gpus_per_node: int) -> EstimatedSpe
         exact_keys=np.zeros(0, dtype=np.int64),
         exact_rows=np.zeros(0, dtype=np.int32),
         own=own[job],
-        kinds=tables.kinds,
+        gpu_types=tables.gpu_types,
         score_rates=score,
         known_speed=speed,
         known_remaining=remaining,

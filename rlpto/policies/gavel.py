@@ -25,7 +25,7 @@ class Gavel(SharePolicy[ShareOptions]):
     """Max-min fair throughput over GPU types: "least attained service, heterogeneity-aware", a linear programme."""
 
     name = "gavel"
-    summary = "max-min fair shares of time over kinds of GPU (Gavel), requested GPUs, in rounds"
+    summary = "max-min fair shares of time over GPU types (Gavel), requested GPUs, in rounds"
     source = "Narayanan et al., OSDI 2020 (Gavel)"
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
@@ -47,14 +47,14 @@ def best_shares(
     from scipy.optimize import linprog  # a third of a second, for these policies alone
     from scipy.sparse import block_array, csr_array
 
-    count, kinds = value.shape
+    count, types = value.shape
     fits = (gpus[:, None] <= room) & (value > 0)
     value = np.where(fits, value, 0.0)
     runs = fits.any(axis=1) & fair
-    of_job, variable = np.repeat(np.arange(count), kinds), np.arange(count * kinds)
-    least = csr_array((-value.ravel(), (of_job, variable)), shape=(count, count * kinds))
-    once = csr_array((np.ones(count * kinds), (of_job, variable)), shape=(count, count * kinds))
-    within = csr_array((np.repeat(gpus, kinds).astype(np.float64), (variable % kinds, variable)))
+    of_job, variable = np.repeat(np.arange(count), types), np.arange(count * types)
+    least = csr_array((-value.ravel(), (of_job, variable)), shape=(count, count * types))
+    once = csr_array((np.ones(count * types), (of_job, variable)), shape=(count, count * types))
+    within = csr_array((np.repeat(gpus, types).astype(np.float64), (variable % types, variable)))
     lowest = csr_array(np.asarray(runs, dtype=np.float64).reshape(-1, 1))
     limited: Any = block_array([[least, lowest], [once, None], [within, None]], format="csr")
     found = linprog(  # the last variable is the least sum
@@ -64,4 +64,4 @@ def best_shares(
         bounds=[*((0.0, float(fit)) for fit in fits.ravel()), (0.0, np.inf if runs.any() else 0.0)],
     )
     assert found.x is not None, "shares of 0 are always possible"
-    return found.x[:-1].reshape(count, kinds), float(found.x[-1]), found.lower.marginals[:-1].reshape(count, kinds)
+    return found.x[:-1].reshape(count, types), float(found.x[-1]), found.lower.marginals[:-1].reshape(count, types)

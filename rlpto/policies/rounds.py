@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_kinds import NO_KIND, kinds_of, room_of
+from rlpto.core.gpu_types import NO_GPU_TYPE, gpu_types_of, room_of
 from rlpto.core.placement import pack
 from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
@@ -70,22 +70,22 @@ class RoundPolicy(BasePolicy[OptionsT]):
         if len(jobs) == 0:
             return Allocation(jobs.gpus, placement=state.held_nodes)
         held = np.where(shape.offered > 0, state.held_nodes, 0)
-        kind = kinds_of(held, shape)
+        gpu_type = gpu_types_of(held, shape)
         begins = state.time >= self._round_ends
         if begins:
             self._round_ends = state.time + self.options.round
-        stays = np.full(len(jobs), False) if begins else kind != NO_KIND
+        stays = np.full(len(jobs), False) if begins else gpu_type != NO_GPU_TYPE
         wish, room = jobs.requested_gpus, room_of(shape)
         self.observe(state)
-        np.subtract.at(room, kind[stays], jobs.keepable[stays])
-        chosen = np.full(len(jobs), NO_KIND)
+        np.subtract.at(room, gpu_type[stays], jobs.keepable[stays])
+        chosen = np.full(len(jobs), NO_GPU_TYPE)
         if (wish[~stays, None] <= room).any():
-            speed = np.stack([jobs.speed_on_gpu(gpu)[np.arange(len(jobs)), wish] for gpu in shape.kinds], axis=1)
+            speed = np.stack([jobs.speed_on_gpu(gpu)[np.arange(len(jobs)), wish] for gpu in shape.gpu_types], axis=1)
             ranks = self.ranks(state, speed, begins)
             chosen = give_by_priority(ranks, speed, wish, room, stays | ranks.waits)
-        gpus = np.where(stays, jobs.keepable, np.where(chosen == NO_KIND, 0, wish))
-        pool = np.where(stays, kind, chosen)
-        return Allocation(gpus, placement=pack(held, gpus, pool, shape.node_kinds, shape.offered, False))
+        gpus = np.where(stays, jobs.keepable, np.where(chosen == NO_GPU_TYPE, 0, wish))
+        pool = np.where(stays, gpu_type, chosen)
+        return Allocation(gpus, placement=pack(held, gpus, pool, shape.node_gpu_types, shape.offered, False))
 
 
 class SharePolicy(RoundPolicy[ShareT]):
@@ -95,7 +95,7 @@ class SharePolicy(RoundPolicy[ShareT]):
 
     def reset(self, seed: int) -> None:
         super().reset(seed)
-        self._received: dict[int, FloatArray] = {}  # by job: seconds on every kind
+        self._received: dict[int, FloatArray] = {}  # by job: seconds on every GPU type
         self._owed: dict[int, FloatArray] = {}  # seconds due by earlier shares, less those received then
         self._shares: dict[int, FloatArray] = {}
         self._ran: set[int] = set()
@@ -124,24 +124,24 @@ class SharePolicy(RoundPolicy[ShareT]):
 
     def observe(self, state: ClusterState) -> None:
         """Add to each job the seconds since the last decision, on the GPU type where it runs."""
-        jobs, kind = state.jobs, kinds_of(np.where(state.shape.offered > 0, state.held_nodes, 0), state.shape)
-        runs, passed = np.flatnonzero(kind != NO_KIND), state.time - self._decided
+        jobs, gpu_type = state.jobs, gpu_types_of(np.where(state.shape.offered > 0, state.held_nodes, 0), state.shape)
+        runs, passed = np.flatnonzero(gpu_type != NO_GPU_TYPE), state.time - self._decided
         received, had = self._of(self._received, state), np.full(len(runs), passed)
         if self.options.renew > 0:  # a job that has just started has trained less
             new = np.array([job not in self._ran for job in jobs.index[runs].tolist()], dtype=bool)
             had -= np.where(new, np.minimum(jobs.rescale_delay[runs], passed), 0.0)
-        received[runs, kind[runs]] += had
+        received[runs, gpu_type[runs]] += had
         self._received = dict(zip(jobs.index.tolist(), received, strict=True))
         self._ran, self._decided = set(jobs.index[runs].tolist()), state.time
 
     def _of(self, known: Mapping[int, FloatArray], state: ClusterState) -> FloatArray:
         """Return the known values of every job [n, G]; 0 for unknown jobs."""
-        nothing = np.zeros(len(state.shape.kinds))
+        nothing = np.zeros(len(state.shape.gpu_types))
         return np.stack([known.get(job, nothing) for job in state.jobs.index.tolist()])
 
 
 def give_by_priority(ranks: Ranks, speed: FloatArray, gpus: IntArray, room: IntArray, served: BoolArray) -> IntArray:
-    """Return the GPU type on which each job gets its gpus [n]; NO_KIND if no type has room.
+    """Return the GPU type on which each job gets its gpus [n]; NO_GPU_TYPE if no type has room.
 
     The jobs with the largest share / received come first, then the remaining jobs on the fastest type with room. Among
     equals the job that is owed more comes first, then queue order. served: jobs to skip [n]. room: free GPUs of each
@@ -150,14 +150,14 @@ def give_by_priority(ranks: Ranks, speed: FloatArray, gpus: IntArray, room: IntA
     share, received, owed, _ = ranks
     with np.errstate(divide="ignore", invalid="ignore"):
         priority = np.where(share > 0, share / received, 0.0)
-    # A job without service on a kind where it has a share comes first, by that share.
+    # A job without service on a GPU type where it has a share comes first, by that share.
     order = np.lexsort((-share.ravel(), -owed.ravel(), -priority.ravel()))
-    chosen = np.full(len(share), NO_KIND)
-    for row, kind in zip(*np.unravel_index(order, share.shape), strict=True):
-        if share[row, kind] > 0 and chosen[row] == NO_KIND and not served[row] and gpus[row] <= room[kind]:
-            chosen[row] = kind
-            room[kind] -= gpus[row]
-    left = np.flatnonzero((chosen == NO_KIND) & ~served)
+    chosen = np.full(len(share), NO_GPU_TYPE)
+    for row, gpu_type in zip(*np.unravel_index(order, share.shape), strict=True):
+        if share[row, gpu_type] > 0 and chosen[row] == NO_GPU_TYPE and not served[row] and gpus[row] <= room[gpu_type]:
+            chosen[row] = gpu_type
+            room[gpu_type] -= gpus[row]
+    left = np.flatnonzero((chosen == NO_GPU_TYPE) & ~served)
     for row in left[np.argsort(-owed[left].sum(axis=1), kind="stable")].tolist():
         fits = np.flatnonzero((room >= gpus[row]) & (speed[row] > 0))
         if len(fits):

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState
-from rlpto.core.gpu_kinds import NO_KIND, kinds_of, room_of
+from rlpto.core.gpu_types import NO_GPU_TYPE, gpu_types_of, room_of
 from rlpto.core.placement import pack
 from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
@@ -48,11 +48,11 @@ class SiaOptions(Settings):
 class Choices(NamedTuple):
     """Possible allocations: C combinations of a job, a GPU type and a number of GPUs.
 
-    row, kind, gpus: [C] the job's row, index of the GPU type, number of GPUs. cost: [C] the job's resulting cost.
+    row, gpu_type, gpus: [C] the job's row, index of the GPU type, number of GPUs. cost: [C] the job's resulting cost.
     """
 
     row: IntArray
-    kind: IntArray
+    gpu_type: IntArray
     gpus: IntArray
     cost: FloatArray
 
@@ -61,7 +61,7 @@ class Sia(BasePolicy[SiaOptions]):
     """Minimises the sum over jobs of (restart factor x speed-up)^p, with cost `waiting` for a job without GPUs."""
 
     name = "sia"
-    summary = "integer programme over numbers and kinds of GPU (Sia), elastic; knows no remaining work"
+    summary = "integer programme over numbers of GPUs and GPU types (Sia), elastic; knows no remaining work"
     source = "Jayaram Subramanya et al., SOSP 2023 (Sia)"
     Options = SiaOptions
 
@@ -70,38 +70,40 @@ class Sia(BasePolicy[SiaOptions]):
         to make room."""
         jobs, shape = state.jobs, state.shape
         held = np.where(shape.offered > 0, state.held_nodes, 0)
-        gpus, kind = held.sum(axis=1), kinds_of(held, shape)
+        gpus, gpu_type = held.sum(axis=1), gpu_types_of(held, shape)
         pinned = (jobs.rescale_left > 0) & (gpus >= jobs.min_gpus) & (gpus <= jobs.max_gpus) & (gpus > 0)
         room = room_of(shape)
-        np.subtract.at(room, kind[pinned], gpus[pinned])
-        choices = find_choices(state, gpus, kind, ~pinned, self.options)
+        np.subtract.at(room, gpu_type[pinned], gpus[pinned])
+        choices = find_choices(state, gpus, gpu_type, ~pinned, self.options)
         chosen = solve(choices, room, self.options.waiting)
-        gpus, kind = np.where(pinned, gpus, 0), np.where(pinned, kind, NO_KIND)
-        gpus[choices.row[chosen]], kind[choices.row[chosen]] = choices.gpus[chosen], choices.kind[chosen]
-        return Allocation(gpus, placement=pack(held, gpus, kind, shape.node_kinds, shape.offered, True))
+        gpus, gpu_type = np.where(pinned, gpus, 0), np.where(pinned, gpu_type, NO_GPU_TYPE)
+        gpus[choices.row[chosen]], gpu_type[choices.row[chosen]] = choices.gpus[chosen], choices.gpu_type[chosen]
+        return Allocation(gpus, placement=pack(held, gpus, gpu_type, shape.node_gpu_types, shape.offered, True))
 
 
 def configurations(shape: ClusterShape) -> list[list[int]]:
     """Return a job's allowed numbers of GPUs for each GPU type [G]: powers of two up to a node, then whole nodes."""
-    sizes, found = shape.kind_sizes, []
-    for kind, room in zip(shape.kinds, room_of(shape).tolist(), strict=True):
-        size = sizes[kind]
+    sizes, found = shape.node_sizes, []
+    for gpu_type, room in zip(shape.gpu_types, room_of(shape).tolist(), strict=True):
+        size = sizes[gpu_type]
         powers = [2**i for i in range(size.bit_length()) if 2**i < size]
         found.append([gpus for gpus in (*powers, *range(size, room + 1, size)) if gpus <= room])
     return found
 
 
-def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: BoolArray, options: SiaOptions) -> Choices:
-    """Return the possible allocations of a state's jobs, with costs. gpus, kind: [n] number and type of the GPUs held
-    now. free: [n] whether the allocation may change."""
+def find_choices(
+    state: ClusterState, gpus: IntArray, gpu_type: IntArray, free: BoolArray, options: SiaOptions
+) -> Choices:
+    """Return the possible allocations of a state's jobs, with costs. gpus, gpu_type: [n] number and type of the GPUs
+    held now. free: [n] whether the allocation may change."""
     jobs, shape = state.jobs, state.shape
     most = np.clip((options.growth * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
-    speeds, fits = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds]), jobs.fit_on(shape.kinds)
+    speeds, fits = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.gpu_types]), jobs.fit_on(shape.gpu_types)
     at, allowed = np.arange(speeds.shape[2]), np.zeros(speeds.shape, dtype=bool)
     for number, sizes in enumerate(configurations(shape)):
         allowed[number][:, [size for size in sizes if size < len(at)]] = True
-    own, least = np.flatnonzero((kind != NO_KIND) & (gpus > 0)), np.flatnonzero(jobs.min_gpus > 1)
-    allowed[kind[own], own, gpus[own]] = True
+    own, least = np.flatnonzero((gpu_type != NO_GPU_TYPE) & (gpus > 0)), np.flatnonzero(jobs.min_gpus > 1)
+    allowed[gpu_type[own], own, gpus[own]] = True
     allowed[:, least, jobs.min_gpus[least]] = True
     if fits is not None:
         sized = (fits != np.minimum(at, fits[..., -1:])).any(axis=(0, 2))  # other jobs allow every size up to a maximum
@@ -109,16 +111,16 @@ def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: Bool
         most = np.maximum(most, np.where(sized, allowed.argmax(axis=2), 0))  # the smallest size depends on the GPU type
     limit = np.minimum(most, room_of(shape)[:, None])
     allowed &= (at >= jobs.min_gpus[:, None]) & (at <= limit[..., None]) & free[:, None]
-    of_kind, row, count = np.nonzero(allowed)
-    speed, lowest = speeds[of_kind, row, count], np.full(len(jobs), np.inf)
+    of_type, row, count = np.nonzero(allowed)
+    speed, lowest = speeds[of_type, row, count], np.full(len(jobs), np.inf)
     np.minimum.at(lowest, row, np.where(speed > 0, speed, np.inf))
     restarts = np.where(gpus > 0, jobs.rescales, 0)  # so a job that has lost its GPUs does not wait for ever
     seconds = jobs.rescale_delay if options.restart is None else np.full(len(jobs), options.restart)
     age = state.time - jobs.submit_time
     factor = np.where(age <= seconds, 1.0, restart_factor(age, restarts, seconds))
-    present = (gpus[row] == count) & (kind[row] == of_kind)
+    present = (gpus[row] == count) & (gpu_type[row] == of_type)
     value = np.where(present, 1.0, factor[row]) * np.where(speed > 0, speed / lowest[row], 0.0)
-    return Choices(row, of_kind, count, costs(value, options.power))
+    return Choices(row, of_type, count, costs(value, options.power))
 
 
 def costs(value: FloatArray, power: float) -> FloatArray:
@@ -139,10 +141,10 @@ def solve(choices: Choices, room: IntArray, waiting: float) -> IntArray:
     useful = np.flatnonzero(choices.cost < waiting)
     if len(useful) == 0:
         return useful
-    row, kind, gpus = choices.row[useful], choices.kind[useful], choices.gpus[useful]
+    row, gpu_type, gpus = choices.row[useful], choices.gpu_type[useful], choices.gpus[useful]
     number, columns = np.unique(row, return_inverse=True)[1], np.arange(len(useful))
     once = csr_array((np.ones(len(useful)), (number, columns)))
-    within = csr_array((gpus.astype(np.float64), (kind, columns)), shape=(len(room), len(useful)))
+    within = csr_array((gpus.astype(np.float64), (gpu_type, columns)), shape=(len(room), len(useful)))
     found = milp(
         choices.cost[useful] - waiting,
         integrality=np.ones(len(useful), dtype=np.int64),

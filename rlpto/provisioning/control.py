@@ -54,8 +54,10 @@ class NodeGroups:
         self.least = np.tile(count * np.array([one.least for one in rented]) // [one.most for one in rented], copies)
         self.most = np.tile(count, copies)
         self._gpus = self.size * self.most.astype(np.float64)
-        kinds = [node.gpu for node in first]
-        self._next = [(at, kinds.index(kind, at + 1)) for at, kind in enumerate(kinds) if kind in kinds[at + 1 :]]
+        gpu_types = [node.gpu for node in first]
+        self._next = [
+            (at, gpu_types.index(gpu, at + 1)) for at, gpu in enumerate(gpu_types) if gpu in gpu_types[at + 1 :]
+        ]
 
     def state(
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray

@@ -89,15 +89,15 @@ def demand_of(
     before: jobs submitted in the day before, as seconds before the start, and GPUs. start: `Demand.start`. A job counts
     to the first group with a GPU type that it may use; jobs of the day before count to the first group.
     """
-    kinds = [shape[int(group[0])].gpu for group in shape.rented_groups]
+    gpu_types = [shape[int(group[0])].gpu for group in shape.rented_groups]
     group = np.array(
-        [next((kinds.index(kind) for kind in job.gpu_types if kind in kinds), 0) for job in jobs], np.int64
+        [next((gpu_types.index(gpu) for gpu in job.gpu_types if gpu in gpu_types), 0) for job in jobs], np.int64
     )
     submit, gpus = np.array([job.submit_time for job in jobs]), np.array([job.requested_gpus for job in jobs])
     seconds, asked = before
     day = int(DAY / TICK_S)
-    history = minute_counts(DAY - seconds, asked, np.zeros(len(asked), np.int64), len(kinds), day)
-    return Demand(minute_counts(submit, gpus, group, len(kinds), minutes), history, start)
+    history = minute_counts(DAY - seconds, asked, np.zeros(len(asked), np.int64), len(gpu_types), day)
+    return Demand(minute_counts(submit, gpus, group, len(gpu_types), minutes), history, start)
 
 
 def minute_counts(submit_time: FloatArray, gpus: IntArray, group: IntArray, groups: int, minutes: int) -> FloatArray:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from rlpto.io.errors import ClusterError, JobError
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ANY_GPU
 from rlpto.ray_cluster.messages import KIND_LABEL, KIND_RESOURCE, NAMESPACE, JobReport, controller_name, reason_of
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.nodes.processes import kill_titled
@@ -38,7 +38,7 @@ def alive_nodes() -> list[dict[str, Any]]:
     return [entry for entry in ray.nodes() if entry["Alive"]]  # type: ignore[no-untyped-call]
 
 
-def kind_of(node: Mapping[str, Any]) -> str:
+def gpu_type_of(node: Mapping[str, Any]) -> str:
     """GPU type of a node's entry in Ray, in lower case: name of the resource `gpu_kind:NAME`, else the label
     `ray.io/accelerator-type`, else the name of the resource `accelerator_type:NAME`."""
 
@@ -46,13 +46,13 @@ def kind_of(node: Mapping[str, Any]) -> str:
         return [name.removeprefix(prefix) for name in node["Resources"] if name.startswith(prefix)]
 
     label = str(node["Labels"].get(KIND_LABEL, ""))
-    return next(kind for kind in (*of(KIND_RESOURCE), label, *of("accelerator_type:"), ONE_KIND) if kind).lower()
+    return next(name for name in (*of(KIND_RESOURCE), label, *of("accelerator_type:"), ANY_GPU) if name).lower()
 
 
 @cache
-def kind_at(node: str) -> str:
+def gpu_type_at(node: str) -> str:
     """GPU type of the node with this Ray id; it never changes."""
-    return next((kind_of(entry) for entry in alive_nodes() if entry["NodeID"] == node), ONE_KIND)
+    return next((gpu_type_of(entry) for entry in alive_nodes() if entry["NodeID"] == node), ANY_GPU)
 
 
 def control_node() -> str:

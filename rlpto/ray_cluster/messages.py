@@ -199,7 +199,7 @@ class Measured:
     samples_per_second: float
     count: int
     servers: int = 0
-    gpu: str = ONE_KIND
+    gpu: str = ANY_GPU
 
     def step(self, batch_size: int, *, fixed: bool) -> Step:
         """Return the mean step, whose synchronisation was not measured. batch_size: samples of all workers if `fixed`,

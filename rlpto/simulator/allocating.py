@@ -164,8 +164,8 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
     for i in range(len(index)):
         j = index[i]
         job = w.jobs[b, j]
-        before, kind = job.type_index, types[i]
-        if before == kind:
+        before, job_type = job.type_index, types[i]
+        if before == job_type:
             continue
         job.type_index = job.estimated_type = kind
         if w.types[before].kind != w.types[kind].kind and job.gpus > 0:
@@ -174,7 +174,7 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
             continue
         if job.grow_left > 0.0:
             job.next_row = speed_row(w, b, j)
-            run_at(w, b, j, row_like(w, before, kind, job.training_gpus, job.row))
+            run_at(w, b, j, row_like(w, before, job_type, job.training_gpus, job.row))
         else:
             run_at(w, b, j, speed_row(w, b, j))
         foresee_finish(w, b, j)

@@ -64,7 +64,7 @@ a node: when it ends [s], its GPUs, 0 until then, 0, number of the node, and zer
 RENTAL = np.dtype(
     [
         ("group", "i8"),
-        ("kind", "i8"),
+        ("gpu_type", "i8"),
         ("asked", "f8"),
         ("empty_since", "f8"),
         ("boot", "f8"),
@@ -226,7 +226,7 @@ def rental_records(shape: ClusterShape) -> AnyArray:
     """[N] RENTAL of a cluster's nodes at second 0; nodes that are up count as rented."""
     records = np.zeros(len(shape), dtype=RENTAL)
     records["group"], records["empty_since"] = -1, np.inf
-    records["asked"], records["kind"] = np.inf, shape.node_kinds
+    records["asked"], records["gpu_type"] = np.inf, shape.node_gpu_types
     for number, group in enumerate(shape.rented_groups):
         records["group"][group] = number
     for record, node in zip(records, shape, strict=True):

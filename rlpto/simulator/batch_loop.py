@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlpto.core.admission import admit
-from rlpto.core.gpu_kinds import Kinds, choose_gpu_types
+from rlpto.core.gpu_types import GpuTypes, choose_gpu_types
 from rlpto.core.jobs import VIEW, curve_at, fill_estimates, fill_limits, fill_speed
 from rlpto.core.placement import pack
 from rlpto.core.queue_order import next_promotion, order_rows
@@ -112,7 +112,7 @@ class Scratch(NamedTuple):
 class Loop(NamedTuple):
     """B simulated clusters under one queue, W workloads that they can run, M jobs at most in one, K GPUs at most.
 
-    world: the simulators. current: [B] workload that each cluster runs. kinds: GPU types, if there are several;
+    world: the simulators. current: [B] workload that each cluster runs. gpu_types: GPU types, if there are several;
     otherwise None, and jobs are placed on any node.
     """
 
@@ -123,7 +123,7 @@ class Loop(NamedTuple):
     queue: QueueRules
     scratch: Scratch
     gpus_per_node: int
-    kinds: Kinds | None
+    gpu_types: GpuTypes | None
 
 
 def build_loop(
@@ -155,7 +155,7 @@ def build_loop(
         queue=QueueRules(np.array([queue.aging_normal, queue.aging_low]), *rules),
         scratch=Scratch._make((*numbers, chain, np.zeros(most), np.zeros((most, 4)))),
         gpus_per_node=gpus_per_node,
-        kinds=kinds,
+        gpu_types=gpu_types,
     )
 
 
@@ -302,23 +302,23 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
             memory.changed[changes], memory.gpus[changes], view[i].gpus = view[i].index, given[i], given[i]
             changes += 1
     if changes:
-        give(loop.kinds, loop, b, changes)
+        give(loop.gpu_types, loop, b, changes)
 
 
 @helper()
-def give(kinds: Kinds | None, loop: Loop, b: int, changes: int) -> None:
+def give(gpu_types: GpuTypes | None, loop: Loop, b: int, changes: int) -> None:
     """Give the first `changes` jobs of `Scratch.changed` in cluster b their new GPUs, each job on one GPU type."""
-    if kinds is None:  # kinds is an argument so that the other branch is not compiled
+    if gpu_types is None:  # it is an argument so that the other branch is not compiled
         apply_allocation(loop.world, b, loop.scratch.changed[:changes], loop.scratch.gpus[:changes], loop.queue.order)
     else:
-        give_on_kinds(kinds, loop, b)
+        give_on_gpu_types(gpu_types, loop, b)
 
 
 @njit()
-def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
+def give_on_gpu_types(gpu_types: GpuTypes, loop: Loop, b: int) -> None:
     """Give the active jobs of cluster b the numbers of GPUs in `loop.shown.jobs`, on the GPU type that suits each."""
     w = loop.world
-    n, groups = w.clusters[b].active, kinds.by_type.shape[1]
+    n, groups = w.clusters[b].active, gpu_types.by_type.shape[1]
     view, offered, index, types = loop.shown.jobs[b, :n], w.free[b].copy(), np.empty(n, np.int64), np.empty(n, np.int64)
     held, on_each = np.zeros((n, len(offered)), dtype=np.int64), np.zeros((n, groups), dtype=np.int64)
     of_type, room = np.zeros_like(on_each), np.zeros(groups, dtype=np.int64)
@@ -330,7 +330,7 @@ def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
         for gpu in range(job.gpus):
             node = w.nodes[b, index[row], gpu]
             held[row, node] += 1
-            of_type[row, kinds.of_node[node]] += 1
+            of_type[row, gpu_types.of_node[node]] += 1
         offered += held[row]
         if job.gpus != view[row].gpus > 0:
             for g in range(groups):
@@ -340,13 +340,13 @@ def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
                 if estimates.rules.by_size.size:
                     estimate_speed(estimates.rules, shown[row], level, speed[g, row])
     for node in range(len(offered)):
-        room[kinds.of_node[node]] += offered[node]
-    gpus, chosen = choose_gpu_types(view, view["gpus"].copy(), of_type, room, speed, on_each, kinds.fit)
+        room[gpu_types.of_node[node]] += offered[node]
+    gpus, chosen = choose_gpu_types(view, view["gpus"].copy(), of_type, room, speed, on_each, gpu_types.fit)
     for row in range(n):
         view[row].gpus = gpus[row]
         if gpus[row] > 0:
-            types[row] = kinds.by_type[types[row], chosen[row]]
-    placement = pack(held, gpus, chosen, kinds.of_node, offered, False)
+            types[row] = gpu_types.by_type[types[row], chosen[row]]
+    placement = pack(held, gpus, chosen, gpu_types.of_node, offered, False)
     choose_types(w, b, index, types)
     apply_placement(w, b, index, placement)
 

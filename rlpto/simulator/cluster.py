@@ -17,7 +17,7 @@ from rlpto.core.cluster import (
     background_at,
     check_servers_fit,
 )
-from rlpto.core.gpu_kinds import kinds_of
+from rlpto.core.gpu_types import gpu_types_of
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import Job
@@ -243,20 +243,21 @@ class SimulatedCluster:
         """Change jobs to their chosen types; return the jobs that keep running, but with other servers."""
         none, index = np.zeros(0, dtype=np.int64), state.jobs.index
         if self._online is not None:  # jobs choose their batches themselves
-            if allocation.placement is not None and len(self.tables.kinds) > 1:
-                types = self.tables.types_on(self.store.type_index[index], kinds_of(allocation.placement, self._shape))
+            if allocation.placement is not None and len(self.tables.gpu_types) > 1:
+                chosen = gpu_types_of(allocation.placement, self._shape)
+                types = self.tables.types_on(self.store.type_index[index], chosen)
                 choose_types(self._world, 0, index, types)
                 for job in index.tolist():
                     self._online.estimates.show_kind(job)
             return none
-        on_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
+        on_gpu_types = allocation.placement is not None and len(self.tables.gpu_types) > 1
         own = allocation.batch_size is None and allocation.servers is None
-        if own and not (self._types_chosen or on_kinds):
+        if own and not (self._types_chosen or on_gpu_types):
             return none
         chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
         types, tables = state.jobs.types_at(chosen, allocation.servers), self.tables
-        if allocation.placement is not None and on_kinds:
-            types = state.jobs.types_on(types, kinds_of(allocation.placement, self._shape), self._shape.kinds)
+        if allocation.placement is not None and on_gpu_types:
+            types = state.jobs.types_on(types, gpu_types_of(allocation.placement, self._shape), self._shape.gpu_types)
         runs_on = (allocation.gpus > 0) & (self.store.gpus[index] > 0)
         differs = tables.servers[types] != tables.servers[self.store.type_index[index]]
         others: IntArray = index[runs_on & differs]

@@ -36,10 +36,10 @@ def join_arrivals(w: World, b: int) -> None:
     cluster = w.clusters[b]
     while cluster.arrived < cluster.jobs and w.jobs[b, cluster.arrived].submit_time <= cluster.time:
         job = w.jobs[b, cluster.arrived]
-        kind = job.type_index
-        job.accuracy = w.accuracy[kind, 0]
+        job_type = job.type_index
+        job.accuracy = w.accuracy[job_type, 0]
         job.lost = 0.0 if w.rules[0].may_fail else np.nan
-        in_all = curve_at(w.accuracy, kind, w.types[kind].epochs, job.epochs) - job.accuracy
+        in_all = curve_at(w.accuracy, job_type, w.types[job_type].epochs, job.epochs) - job.accuracy
         job.gain_scale = 1.0 / in_all if in_all > 0.0 else 0.0
         if w.rules[0].follow_accuracy:
             join_followed(w, b, cluster.arrived)

@@ -98,13 +98,13 @@ def to_give_back(w: World, b: int, group: int) -> int:
 @helper()
 def to_drain(w: World, b: int, group: int) -> int:
     """Return the node of a group with fewest GPUs held, if as many are free elsewhere and no node is empty; else -1."""
-    found, fewest, free, now, kind = -1, np.int64(2**40), 0, w.clusters[b].time, -1
+    found, fewest, free, now, gpu_type = -1, np.int64(2**40), 0, w.clusters[b].time, -1
     for node in range(w.rentals.shape[1]):
         if w.rentals[b, node].group == group:
-            kind = w.rentals[b, node].kind
+            gpu_type = w.rentals[b, node].gpu_type
     for node in range(w.rentals.shape[1]):
         rental, machine = w.rentals[b, node], w.machines[b, node]
-        if machine.up == 0 or rental.kind != kind:
+        if machine.up == 0 or rental.gpu_type != gpu_type:
             continue
         free += w.free[b, node]
         held = machine.size - w.free[b, node]
@@ -147,14 +147,14 @@ def work_done(w: World, b: int) -> tuple[float, float]:
     Seconds that it takes with each job's requested GPUs, on as few nodes as possible, and the price of those GPUs for
     that time. The rest of the jobs' time in the system, and of the cost, depends on the nodes.
     """
-    seconds, money, size, price, kind = 0.0, 0.0, np.int64(1), 0.0, np.int64(-1)
+    seconds, money, size, price, gpu_type = 0.0, 0.0, np.int64(1), 0.0, np.int64(-1)
     for node in range(w.rentals.shape[1]):
         size = max(size, w.machines[b, node].size)
     for j in range(w.clusters[b].arrived):
         job = w.jobs[b, j]
-        if w.types[job.type_index].kind != kind:
-            kind = w.types[job.type_index].kind
-            price = price_of(w, b, kind)
+        if w.types[job.type_index].gpu_type != gpu_type:
+            gpu_type = w.types[job.type_index].gpu_type
+            price = price_of(w, b, gpu_type)
         spans = min((job.requested_gpus + size - 1) // size, w.row.shape[1])
         row = w.row[job.type_index, spans - 1, job.requested_gpus]
         done = work_seconds(w.rates, w.elapsed, row, job.progress) / job.scale
@@ -167,14 +167,14 @@ def work_done(w: World, b: int) -> tuple[float, float]:
 
 
 @helper()
-def price_of(w: World, b: int, kind: int) -> float:
+def price_of(w: World, b: int, gpu_type: int) -> float:
     """Price per second of a rented GPU of a type, or of any rented GPU if none of that type is rented."""
     price = 0.0
     for node in range(w.rentals.shape[1]):
         rental = w.rentals[b, node]
-        if rental.group >= 0 and (price == 0.0 or rental.kind == kind):
+        if rental.group >= 0 and (price == 0.0 or rental.gpu_type == gpu_type):
             price = rental.price / max(w.machines[b, node].size, 1)
-            if rental.kind == kind:
+            if rental.gpu_type == gpu_type:
                 break
     return price
 
@@ -191,7 +191,7 @@ def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
         out[g].waiting = out[g].waiting_jobs = out[g].largest = 0.0
     for node in range(w.rentals.shape[1]):
         rental, machine = w.rentals[b, node], w.machines[b, node]
-        seen = out[rental.group if rental.group >= 0 else group_of(w, b, rental.kind, groups)]
+        seen = out[rental.group if rental.group >= 0 else group_of(w, b, rental.gpu_type, groups)]
         if machine.up:
             seen.ready += machine.size
             seen.used += machine.size - w.free[b, node]
@@ -203,7 +203,7 @@ def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
                 seen.soon += machine.size
     for i in range(cluster.active):
         job = w.jobs[b, w.active[b, i]]
-        seen = out[group_of(w, b, w.types[job.type_index].kind, groups)]
+        seen = out[group_of(w, b, w.types[job.type_index].gpu_type, groups)]
         if job.gpus == 0:
             seen.waiting += job.requested_gpus
             seen.waiting_jobs += 1.0
@@ -211,10 +211,10 @@ def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
 
 
 @helper()
-def group_of(w: World, b: int, kind: int, groups: int) -> int:
+def group_of(w: World, b: int, gpu_type: int, groups: int) -> int:
     """Return the first group of rented nodes with a GPU type, or 0 if there is none."""
     if groups > 1:
         for node in range(w.rentals.shape[1]):
-            if w.rentals[b, node].kind == kind and w.rentals[b, node].group >= 0:
+            if w.rentals[b, node].gpu_type == gpu_type and w.rentals[b, node].group >= 0:
                 return int(w.rentals[b, node].group)
     return 0

@@ -124,7 +124,7 @@ CREATE TABLE improvements (
 CREATE INDEX improvements_of_job ON improvements (job);
 -- In the order in which they were first seen. jobs: GPUs that each job holds there.
 CREATE TABLE nodes (
-    id TEXT PRIMARY KEY, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, kind TEXT NOT NULL DEFAULT '',
+    id TEXT PRIMARY KEY, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, gpu_type TEXT NOT NULL DEFAULT '',
     jobs TEXT NOT NULL DEFAULT '{}', host TEXT NOT NULL DEFAULT '', leaves REAL,
     spot INTEGER NOT NULL DEFAULT 0) STRICT;
 CREATE TABLE volume (

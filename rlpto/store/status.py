@@ -51,7 +51,7 @@ class ProvisioningStatus:
 
 @dataclass(frozen=True)
 class NodeRow(Row):
-    """A node. kind: its GPU type. jobs: GPUs that each job holds there now. host: name of its machine. leaves:
+    """A node. jobs: GPUs that each job holds there now. host: name of its machine. leaves:
     announced time when it leaves [s], or None. spot: its owner may take it away."""
 
     TABLE = "nodes"
@@ -59,7 +59,7 @@ class NodeRow(Row):
     id: str
     gpus: int
     alive: bool
-    kind: str = ""
+    gpu_type: str = ""
     jobs: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     leaves: float | None = None

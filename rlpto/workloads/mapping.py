@@ -117,9 +117,9 @@ def job_types(
     return tuple(sorted((JobType(*pair, name) for pair in pairs for name in metrics), key=type_order))
 
 
-def type_order(kind: JobType) -> tuple[str, int, int, tuple[str, ...]]:
+def type_order(job_type: JobType) -> tuple[str, int, int, tuple[str, ...]]:
     """Sort key of job types: model, batch size, metric and GPU types."""
-    return kind.model, kind.batch_size or 0, list(METRICS).index(kind.metric), kind.gpu_types
+    return job_type.model, job_type.batch_size or 0, list(METRICS).index(job_type.metric), job_type.gpu_types
 
 
 def map_jobs(
@@ -131,13 +131,13 @@ def map_jobs(
     gpus_per_node: int,
     max_gpus_of: Callable[[JobType], int | None] | None = None,
     metric: MetricName = DEFAULT_METRIC,
-    kind_gpus: Mapping[str, int] | None = None,
+    gpus_by_type: Mapping[str, int] | None = None,
 ) -> list[Job]:
     """Give every job of a trace a model and its work; the same seed gives the same jobs.
 
     capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements). max_gpus_of: additional limit
     on a job type's GPUs. metric: metric of jobs for which the trace names none; models and work of the jobs do not
-    depend on it. kind_gpus: GPUs of the cluster by GPU type. A job takes its recorded time on the first type that it
+    depend on it. gpus_by_type: GPUs of the cluster by GPU type. A job takes its recorded time on the first type that it
     may use (`Trace.allowed_types`). Default: one type.
 
     *duration* draws a model by weight among models that use the requested GPUs well enough (LEAST_EFFICIENCY; if none
@@ -155,7 +155,7 @@ def map_jobs(
     """
     if settings.mode != "given" and not np.isfinite(trace.duration).all():
         trace = trace.take(np.isfinite(trace.duration))
-    allowed, most = trace.allowed_types(kind_gpus or {"": capacity})
+    allowed, most = trace.allowed_types(gpus_by_type or {"": capacity})
     bound = np.minimum(most, tables.max_gpus)
     oversized = trace.gpus > bound
     if oversized.any() and settings.oversized == "error":
@@ -172,32 +172,34 @@ def map_jobs(
     gpus = np.minimum(trace.gpus, bound)
     duration = np.clip(trace.duration * trace.gpus / gpus, settings.min_duration, settings.max_duration)
     seconds = _seconds_packed(tables, gpus_per_node)
-    useful = [(max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus for kind in tables.types]
-    capped = (settings.model_max_gpus.get(kind.model, tables.max_gpus) for kind in tables.types)
+    useful = [(max_gpus_of(job_type) if max_gpus_of else None) or tables.max_gpus for job_type in tables.types]
+    capped = (settings.model_max_gpus.get(job_type.model, tables.max_gpus) for job_type in tables.types)
     limits = np.array([min(pair) for pair in zip(useful, capped, strict=True)])
     users = _users(trace, settings, seed)
     drawer = np.arange(len(trace)) if settings.users is None else np.unique(users, return_inverse=True)[1]
     rng = np.random.default_rng([seed, 0])
     if settings.mode in NAMING:
-        kind = _given_types(trace, tables, settings)
+        job_type = _given_types(trace, tables, settings)
     elif settings.mode == "category":
-        kind = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, limits, rng)
+        job_type = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, limits, rng)
     else:
-        kind = _draw_by_weight(gpus, allowed, tables, settings, seconds, limits, rng.random(len(trace))[drawer])
+        job_type = _draw_by_weight(gpus, allowed, tables, settings, seconds, limits, rng.random(len(trace))[drawer])
     if settings.fixed_batch > 0:
         fixed = _draw_fixed(settings.fixed_batch, drawer, np.random.default_rng([seed, 5]))
-        kind = np.where(fixed, _with_fastest_batch(kind, gpus, tables, seconds, limits), kind)
-    kind = _limited(kind, allowed, tables)
-    data_size, epochs = tables.samples[kind], tables.epochs[kind].astype(np.float64)
+        job_type = np.where(fixed, _with_fastest_batch(job_type, gpus, tables, seconds, limits), job_type)
+    job_type = _limited(job_type, allowed, tables)
+    data_size, epochs = tables.samples[job_type], tables.epochs[job_type].astype(np.float64)
     if settings.mode in BY_TIME:
         usual = duration
         if settings.users is not None:
             usual = np.full(len(trace), np.exp(np.log(duration).sum() / max(len(trace), 1)))
-            epochs = _epochs_taking(duration / usual, _packed_rows(tables, gpus_per_node)[kind, gpus], kind, tables)
+            epochs = _epochs_taking(
+                duration / usual, _packed_rows(tables, gpus_per_node)[job_type, gpus], job_type, tables
+            )
         if settings.mode == "named" and tables.fit.size:
-            _check_sizes(trace, tables, kind, gpus)
-        data_size = data_size * usual / seconds[kind, gpus]
-    most = _max_gpus(gpus, settings, bound, limits[kind])
+            _check_sizes(trace, tables, job_type, gpus)
+        data_size = data_size * usual / seconds[job_type, gpus]
+    most = _max_gpus(gpus, settings, bound, limits[job_type])
     priorities = _priorities(trace, settings.priority_shares, seed)
     return [
         Job(
@@ -219,7 +221,7 @@ def map_jobs(
         for name, user, submit, k, work, size, requested, highest, priority, chosen_by, stop in zip(
             trace.texts("name"),
             users,
-            *(column.tolist() for column in (trace.submit_time, kind, epochs, data_size, gpus, most, priorities)),
+            *(column.tolist() for column in (trace.submit_time, job_type, epochs, data_size, gpus, most, priorities)),
             _metrics(trace, metric),
             _stop_rules(trace, settings),
             strict=True,
@@ -227,12 +229,12 @@ def map_jobs(
     ]
 
 
-def _check_sizes(trace: Trace, tables: SpeedTables, kind: IntArray, gpus: IntArray) -> None:
+def _check_sizes(trace: Trace, tables: SpeedTables, job_type: IntArray, gpus: IntArray) -> None:
     """Raise JobError for a job that requests a number of GPUs on which its model does not run."""
-    for at in np.flatnonzero(tables.fit_anywhere[kind, gpus] != gpus)[:1].tolist():
-        sizes = np.unique(tables.fit_anywhere[kind[at]])
+    for at in np.flatnonzero(tables.fit_anywhere[job_type, gpus] != gpus)[:1].tolist():
+        sizes = np.unique(tables.fit_anywhere[job_type[at]])
         raise JobError(
-            f"job {trace.texts('name')[at]}: model {tables.types[kind[at]].model} does not run on {gpus[at]} GPUs; "
+            f"job {trace.texts('name')[at]}: model {tables.types[job_type[at]].model} does not run on {gpus[at]} GPUs; "
             f"expected one of {', '.join(map(str, sizes[sizes > 0].tolist())) or 'another model'}"
         )
 
@@ -282,8 +284,8 @@ def _seconds_packed(tables: SpeedTables, gpus_per_node: int) -> FloatArray:
     seconds = tables.elapsed[_packed_rows(tables, gpus_per_node), tables.epochs[:, None]]
     if tables.fit.size:
         seconds = np.where(tables.fit > 0, seconds, np.inf)
-    for kind in tables.by_kind.T[1:]:
-        seconds = np.where(np.isfinite(seconds), seconds, seconds[kind])
+    for types in tables.by_gpu_type.T[1:]:
+        seconds = np.where(np.isfinite(seconds), seconds, seconds[types])
     return seconds
 
 
@@ -294,11 +296,11 @@ def _packed_rows(tables: SpeedTables, gpus_per_node: int) -> IntArray:
     return tables.row[:, nodes - 1, gpus].astype(np.int64)
 
 
-def _epochs_taking(part: FloatArray, rows: IntArray, kind: IntArray, tables: SpeedTables) -> FloatArray:
+def _epochs_taking(part: FloatArray, rows: IntArray, job_type: IntArray, tables: SpeedTables) -> FloatArray:
     """Return the epochs [M] that take `part` [M] of the time of all epochs of a job type, at the speeds of rows [M].
     Epochs beyond the type's last take as long as the last."""
     epochs = np.empty(len(part))
-    for i, (row, k) in enumerate(zip(rows.tolist(), kind.tolist(), strict=True)):
+    for i, (row, k) in enumerate(zip(rows.tolist(), job_type.tolist(), strict=True)):
         ends = tables.elapsed[row, : tables.epochs[k] + 1]
         past = max(part[i] - 1, 0.0) * ends[-1] / (ends[-1] - ends[-2])
         epochs[i] = np.interp(part[i] * ends[-1], ends, np.arange(len(ends))) + past
@@ -307,8 +309,8 @@ def _epochs_taking(part: FloatArray, rows: IntArray, kind: IntArray, tables: Spe
 
 def _type_index(tables: SpeedTables, model: str, batch_size: int | None) -> int:
     """Return the position of a job type. Raises ConfigError, with the nearest model, if the tables do not hold it."""
-    if (kind := JobType(model, batch_size)) in tables.types:
-        return tables.type_index(kind)
+    if (job_type := JobType(model, batch_size)) in tables.types:
+        return tables.type_index(job_type)
     models = sorted({known.model for known in tables.types})
     if model in models:
         batch = "an adaptive batch size" if batch_size is None else f"batch size {batch_size}"
@@ -318,9 +320,9 @@ def _type_index(tables: SpeedTables, model: str, batch_size: int | None) -> int:
     raise ConfigError(f"model {model!r} has no profile, expected one of {', '.join(models)}{hint}")
 
 
-def _limited(kind: IntArray, allowed: Sequence[tuple[str, ...]], tables: SpeedTables) -> IntArray:
-    """Return the job types [n] that restrict types `kind` [n] to the allowed GPU types [n]."""
-    types = [*zip(kind.tolist(), allowed, strict=True)]
+def _limited(job_type: IntArray, allowed: Sequence[tuple[str, ...]], tables: SpeedTables) -> IntArray:
+    """Return the job types [n] that restrict types `job_type` [n] to the allowed GPU types [n]."""
+    types = [*zip(job_type.tolist(), allowed, strict=True)]
     found = {(k, names): tables.type_index(tables.types[k]._replace(gpu_types=names)) for k, names in set(types)}
     return np.array([found[limited] for limited in types], dtype=np.int64)
 
@@ -335,13 +337,13 @@ def _draw_by_weight(
     chance: FloatArray,
 ) -> IntArray:
     """Draw the type [M] of every job by weight and chance [M] in [0, 1), among types that use its GPUs well enough."""
-    adaptive = [kind.model for kind in tables.types if kind == JobType(kind.model)]
+    adaptive = [job_type.model for job_type in tables.types if job_type == JobType(job_type.model)]
     weights = dict.fromkeys(adaptive, 1.0) if settings.models is None else settings.models
     types = np.array([_type_index(tables, model, None) for model in weights], dtype=np.int64)
     if len(types) == 0:
         raise ConfigError("mapping duration: no speed table for an adaptive batch size, expected one of each model")
     weight = np.array(list(weights.values()))
-    kind = np.zeros(len(gpus), dtype=np.int64)
+    job_type = np.zeros(len(gpus), dtype=np.int64)
     for count, names in sorted(set(zip(gpus.tolist(), allowed, strict=True))):
         own = _limited(types, [names] * len(types), tables)
         usable = np.isfinite(seconds[own, count]) & (weight > 0)
@@ -352,8 +354,8 @@ def _draw_by_weight(
             where = f"{count} GPUs of {' or '.join(names) or 'the cluster'}"
             raise ConfigError(f"mapping duration: no model of {', '.join(weights)} can run on {where}")
         mine = (gpus == count) & [limited == names for limited in allowed]
-        kind[mine] = pick(types, np.where(sensible, weight, 0.0), chance[mine])
-    return kind
+        job_type[mine] = pick(types, np.where(sensible, weight, 0.0), chance[mine])
+    return job_type
 
 
 def _draw_by_category(
@@ -362,15 +364,15 @@ def _draw_by_category(
     """Draw the type [M] of every job uniformly in its GPU-time class, among models that can use its GPUs if any can."""
     chance = rng.random(len(gpus))
     category = np.searchsorted(CATEGORY_BOUNDS, gpu_hours, side="right")
-    kind = np.zeros(len(gpus), dtype=np.int64)
+    job_type = np.zeros(len(gpus), dtype=np.int64)
     for number, models in enumerate(CATEGORIES):
         types = np.array([_type_index(tables, model, None) for model in models], dtype=np.int64)
         for count in np.unique(gpus[category == number]):
             mine = (category == number) & (gpus == count)
             able = limits[types] >= count
             weight = (able if able.any() else ~able).astype(np.float64)
-            kind[mine] = pick(types, weight, chance[mine])
-    return kind
+            job_type[mine] = pick(types, weight, chance[mine])
+    return job_type
 
 
 def _draw_fixed(share: float, drawer: IntArray, rng: np.random.Generator) -> BoolArray:
@@ -387,12 +389,12 @@ def _draw_fixed(share: float, drawer: IntArray, rng: np.random.Generator) -> Boo
 
 
 def _with_fastest_batch(
-    kind: IntArray, gpus: IntArray, tables: SpeedTables, seconds: FloatArray, limits: IntArray
+    job_type: IntArray, gpus: IntArray, tables: SpeedTables, seconds: FloatArray, limits: IntArray
 ) -> IntArray:
     """Return the types [M] with the same models and the fixed batch size that trains fastest on `gpus` [M], among
     batch sizes that can be spread over these GPUs if there are any."""
-    found = kind.copy()
-    for own, count in set(zip(kind.tolist(), gpus.tolist(), strict=True)):
+    found = job_type.copy()
+    for own, count in set(zip(job_type.tolist(), gpus.tolist(), strict=True)):
         usual = tables.types[own]
         fixed = {other for other in tables.types if other.batch_size and other._replace(batch_size=None) == usual}
         if not fixed:
@@ -400,7 +402,7 @@ def _with_fastest_batch(
         types = np.sort([tables.type_index(other) for other in fixed])
         able = limits[types] >= count
         time = np.where(able if able.any() else ~able, seconds[types, count], np.inf)
-        found[(kind == own) & (gpus == count)] = types[np.argmin(time)]
+        found[(job_type == own) & (gpus == count)] = types[np.argmin(time)]
     return found
 
 

@@ -146,14 +146,14 @@ class Trace:
         """[M] priority class, -1 unknown."""
         return self.integers("priority")
 
-    def allowed_types(self, kind_gpus: Mapping[str, int]) -> tuple[list[tuple[str, ...]], IntArray]:
+    def allowed_types(self, gpus_by_type: Mapping[str, int]) -> tuple[list[tuple[str, ...]], IntArray]:
         """Return the GPU types [M] that each job may use on a cluster (empty if all), and the job's most GPUs [M].
 
-        kind_gpus: GPUs by GPU type. A job may use all types if it requests none of them, and if there is only one.
+        gpus_by_type: GPUs by GPU type. A job may use all types if it requests none of them, and if there is only one.
         """
-        found = {text: matching_types(text, kind_gpus) for text in set(self.texts("gpu_type"))}
-        allowed = [found[text] if len(found[text]) < len(kind_gpus) else () for text in self.texts("gpu_type")]
-        most = {names: max((kind_gpus[name] for name in names or kind_gpus), default=0) for names in set(allowed)}
+        found = {text: matching_types(text, gpus_by_type) for text in set(self.texts("gpu_type"))}
+        allowed = [found[text] if len(found[text]) < len(gpus_by_type) else () for text in self.texts("gpu_type")]
+        most = {names: max((gpus_by_type[name] for name in names or gpus_by_type), default=0) for names in set(allowed)}
         return allowed, np.array([most[names] for names in allowed], dtype=np.int64)
 
     def take(self, rows: IntArray | np.ndarray[Any, np.dtype[np.bool_]]) -> Trace:
@@ -172,9 +172,9 @@ class Trace:
         return Trace(jobs, origin, self.source)
 
 
-def matching_types(text: str, kinds: Iterable[str]) -> tuple[str, ...]:
+def matching_types(text: str, gpu_types: Iterable[str]) -> tuple[str, ...]:
     """Return the GPU types of a cluster that are named in a text, with | between several."""
-    return tuple(kind for kind in kinds if any(_same_type(name, kind) for name in text.split("|")))
+    return tuple(gpu_type for gpu_type in gpu_types if any(_same_type(name, gpu_type) for name in text.split("|")))
 
 
 def _same_type(name: str, other: str) -> bool:
@@ -185,10 +185,10 @@ def _same_type(name: str, other: str) -> bool:
     return bool(own and its) and (its_all.issuperset(own) or own_all.issuperset(its))
 
 
-def lacking_types(traces: Sequence[Trace], kinds: Sequence[str]) -> list[str]:
+def lacking_types(traces: Sequence[Trace], gpu_types: Sequence[str]) -> list[str]:
     """Return a sentence if jobs request GPU types that a cluster with several types lacks."""
-    asked = Counter(text for trace in traces for text in trace.texts("gpu_type") if text and len(kinds) > 1)
-    missing = Counter({text: count for text, count in asked.items() if not matching_types(text, kinds)})
+    asked = Counter(text for trace in traces for text in trace.texts("gpu_type") if text and len(gpu_types) > 1)
+    missing = Counter({text: count for text, count in asked.items() if not matching_types(text, gpu_types)})
     jobs = f"{missing.total():,} of {sum(map(len, traces)):,} jobs"
     often = ", ".join(f"{one_line(text, 40)} ({count:,})" for text, count in missing.most_common(5))
     return [f"{jobs} ask for GPU types that the cluster lacks and may use any: {often}."] if missing else []

@@ -81,7 +81,7 @@ def test_no_job_grows_while_an_overdue_one_waits(data: st.DataObject, capacity: 
 
 
 def test_a_cluster_of_several_gpu_types_refuses_the_option() -> None:
-    nodes = [{"count": 1, "gpus": 4, "gpu": kind} for kind in ("v100", "t4")]
+    nodes = [{"count": 1, "gpus": 4, "gpu": gpu_type} for gpu_type in ("v100", "t4")]
     config = Config.model_validate({"cluster": {"nodes": nodes}, "queue": {"reserve_after": 60}})
     with pytest.raises(ConfigError, match=r"queue.reserve_after: 60 s, but the cluster has 2 GPU types: expected null"):
         Experiment(config)

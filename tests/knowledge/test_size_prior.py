@@ -13,13 +13,13 @@ from rlpto.performance.size_table import SizeTable
 MODELS = [
     (name, kind)
     for name, profile in large_profiles().items()
-    for kind, speed in profile.kinds.items()
+    for kind, speed in profile.gpu_types.items()
     if isinstance(speed.throughput, SizeTable) and len(speed.throughput.sizes) >= 3
 ]
 
 
 def table_of(name: str, kind: str) -> SizeTable:
-    return large_profiles()[name].kinds[kind].throughput
+    return large_profiles()[name].gpu_types[kind].throughput
 
 
 def estimated(name: str, kind: str, *, by_units: bool) -> tuple[ThroughputFit, np.ndarray]:

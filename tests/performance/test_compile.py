@@ -81,9 +81,9 @@ class TestBatchSizes:
         tables = compile_tables(fitted, self.TYPES, 16, 4, choose_batches=True)
         assert tables.types[:3] == plain.types
         np.testing.assert_array_equal(tables.row[:3], plain.row)
-        kind = int(tables.types_at(np.array([0]), np.array([2048]))[0])
-        np.testing.assert_array_equal(tables.rates[tables.row[kind]], tables.rates[tables.row[1]])
-        assert tables.types_at(np.array([kind, kind]), np.array([0, 256])).tolist() == [
+        job_type = int(tables.types_at(np.array([0]), np.array([2048]))[0])
+        np.testing.assert_array_equal(tables.rates[tables.row[job_type]], tables.rates[tables.row[1]])
+        assert tables.types_at(np.array([job_type, job_type]), np.array([0, 256])).tolist() == [
             0,
             int(tables.types_at(np.array([0]), np.array([256]))[0]),
         ]
@@ -116,13 +116,13 @@ class TestBatchSizes:
         assert chosen_batch_sizes(source, JobType("bert"))
 
 
-KINDS = ("t4", "a100", "rtx2080ti", "quad", "azure")
+GPU_TYPES = ("t4", "a100", "rtx2080ti", "quad", "azure")
 TYPES = [JobType("cifar10"), JobType("yolov3")]
 
 
 def test_built_in_profiles_know_five_kinds_and_what_has_no_name_is_as_before() -> None:
     for name, profile in builtin_profiles().items():
-        assert tuple(profile.kinds) == KINDS, name
+        assert tuple(profile.gpu_types) == GPU_TYPES, name
         assert profile.on("gpu") is profile
         assert profile.on("t4").throughput == profile.throughput
         assert profile.on("t4").batch == profile.batch
@@ -130,48 +130,50 @@ def test_built_in_profiles_know_five_kinds_and_what_has_no_name_is_as_before() -
 
 
 def test_one_kind_is_to_the_last_digit_what_it_was(fitted: FittedProfiles) -> None:
-    before, named = (compile_tables(fitted, TYPES, 8, 4, kinds=kinds) for kinds in (None, {"t4": 4}))
-    for name in ("rates", "row", "accuracy", "own", "batch_size", "kind"):
+    before, named = (compile_tables(fitted, TYPES, 8, 4, gpu_types=gpu_types) for gpu_types in (None, {"t4": 4}))
+    for name in ("rates", "row", "accuracy", "own", "batch_size", "gpu_type"):
         assert np.array_equal(getattr(before, name), getattr(named, name)), name
     assert np.array_equal(before.packed_rows(4), named.packed_rows(4))
 
 
 @pytest.mark.parametrize("choose_batches", [False, True])
 def test_every_type_has_a_variant_on_every_kind(fitted: FittedProfiles, choose_batches: bool) -> None:
-    kinds = {"rtx2080ti": 8, "t4": 4}
-    tables = compile_tables(fitted, TYPES, 8, 8, choose_batches=choose_batches, kinds=kinds)
-    for number, (kind, size) in enumerate(kinds.items()):
-        alone = compile_tables(fitted, TYPES, 8, size, choose_batches=choose_batches, kinds={kind: size})
-        own = np.flatnonzero(tables.kind == number)
-        assert np.array_equal(tables.by_kind[own, number], own)
+    gpu_types = {"rtx2080ti": 8, "t4": 4}
+    tables = compile_tables(fitted, TYPES, 8, 8, choose_batches=choose_batches, gpu_types=gpu_types)
+    for number, (gpu_type, size) in enumerate(gpu_types.items()):
+        alone = compile_tables(fitted, TYPES, 8, size, choose_batches=choose_batches, gpu_types={gpu_type: size})
+        own = np.flatnonzero(tables.gpu_type == number)
+        assert np.array_equal(tables.by_gpu_type[own, number], own)
         rates, packed = tables.rates[tables.packed_rows(8)[own]], alone.rates[alone.packed_rows(size)]
         assert np.array_equal(rates, packed)
-    other = tables.by_kind[:, 1]
-    assert (tables.kind[other] == 1).all()
+    other = tables.by_gpu_type[:, 1]
+    assert (tables.gpu_type[other] == 1).all()
     assert np.array_equal(tables.own[other], tables.own)
     assert np.array_equal(tables.batch_size[other], tables.batch_size)
-    assert np.array_equal(tables.kind[tables.batch_choices[:, 0]], tables.kind), "a batch size is chosen on a kind"
+    assert np.array_equal(tables.gpu_type[tables.batch_choices[:, 0]], tables.gpu_type), (
+        "a batch size is chosen on a GPU type"
+    )
     assert all(variants[0] == own for variants, own in zip(tables.variants, tables.own, strict=True))
 
 
 def test_a_profile_without_kinds_serves_all_alike(tmp_path: Path) -> None:
-    plain = {name: replace(profile, kinds={}) for name, profile in builtin_profiles().items()}
-    tables = compile_tables(FittedProfiles(plain), TYPES, 8, 4, kinds={"any": 4, "thing": 4})
+    plain = {name: replace(profile, gpu_types={}) for name, profile in builtin_profiles().items()}
+    tables = compile_tables(FittedProfiles(plain), TYPES, 8, 4, gpu_types={"any": 4, "thing": 4})
     rates = tables.rates[tables.packed_rows(4)]
-    assert np.array_equal(rates[tables.by_kind[:, 0]], rates[tables.by_kind[:, 1]])
+    assert np.array_equal(rates[tables.by_gpu_type[:, 0]], rates[tables.by_gpu_type[:, 1]])
     path = tmp_path / "plain.yaml"
     path.write_text(profile_yaml(plain["cifar10"]))
-    assert "kinds" not in path.read_text()
+    assert "gpu_types" not in path.read_text()
     assert load_file(path)["cifar10"] == plain["cifar10"]
 
 
 def test_a_wrong_kind_is_named_with_its_key(tmp_path: Path) -> None:
     profile, path = builtin_profiles()["bert"], tmp_path / "bert.yaml"
-    path.write_text(profile_yaml(replace(profile, kinds={})) + "kinds: {new: {throughput: {alpha_c: fast}}}\n")
-    with pytest.raises(ProfileError, match=r"kinds\.new\.throughput\.alpha_c"):
+    path.write_text(profile_yaml(replace(profile, gpu_types={})) + "gpu_types: {new: {throughput: {alpha_c: fast}}}\n")
+    with pytest.raises(ProfileError, match=r"gpu_types\.new\.throughput\.alpha_c"):
         load_file(path)
     path.write_text(profile_yaml(profile).replace("max_local: 48", "max_local: 1"))
-    with pytest.raises(ProfileError, match="kinds: a100: max_local 1 is below min_local 4"):
+    with pytest.raises(ProfileError, match="gpu_types: a100: max_local 1 is below min_local 4"):
         load_file(path)
 
 
@@ -179,13 +181,13 @@ class TestMeasured:
     def test_steps_of_every_kind(self, shared_data: Path) -> None:
         profiles = load_profiles(shared_data / "sia" / "traces")
         assert profiles.models == ("bert", "cifar10", "deepspeech2", "imagenet", "yolov3")
-        tables = compile_tables(profiles, [JobType("bert")], 8, 8, kinds={"aws": 4, "dgx-ext": 8, "rtx": 8})
+        tables = compile_tables(profiles, [JobType("bert")], 8, 8, gpu_types={"aws": 4, "dgx-ext": 8, "rtx": 8})
         one_gpu = tables.rates[tables.packed_rows(8)[:, 1], 0]
         assert one_gpu[0] < one_gpu[2] < one_gpu[1], "T4, 2080 Ti, A100"
         assert profiles.facts("deepspeech2").batch.max_local == 320
 
     def test_a_kind_that_was_not_measured_is_named(self, shared_data: Path) -> None:
         profiles = load_profiles(shared_data / "sia" / "traces")
-        for kinds in ({"aws": 4, "h100": 8}, {"gpu": 4}):
-            with pytest.raises(ProfileError, match=f"kind {list(kinds)[-1]!r}.*expected one of aws, dgx-ext, rtx"):
-                compile_tables(profiles, [JobType("bert")], 8, 8, kinds=kinds)
+        for gpu_types in ({"aws": 4, "h100": 8}, {"gpu": 4}):
+            with pytest.raises(ProfileError, match=f"type {list(gpu_types)[-1]!r}.*expected one of aws, dgx-ext, rtx"):
+                compile_tables(profiles, [JobType("bert")], 8, 8, gpu_types=gpu_types)

@@ -102,22 +102,22 @@ def test_every_number_of_servers_is_a_variant_of_a_job() -> None:
     found = tables(choose_servers=True)
     assert found.servers[:2].tolist() == [2, 0]
     assert found.most_servers[:2].tolist() == [4, 0]
-    kinds = found.types_at(np.zeros(4, dtype=np.int64), np.zeros(4, dtype=np.int64), np.array([1, 2, 3, 4]))
-    assert found.servers[kinds].tolist() == [1, 2, 3, 4]
-    assert kinds[1] == 0
-    speed = found.rates[found.row[kinds, 0, 4], 0]
+    job_types = found.types_at(np.zeros(4, dtype=np.int64), np.zeros(4, dtype=np.int64), np.array([1, 2, 3, 4]))
+    assert found.servers[job_types].tolist() == [1, 2, 3, 4]
+    assert job_types[1] == 0
+    speed = found.rates[found.row[job_types, 0, 4], 0]
     steps = [1 / replace(LAW, servers=p).step_time(1, 4, 128) for p in (1, 2, 3, 4)]
     assert speed / speed[0] == pytest.approx(np.array(steps) / steps[0])
-    assert found.types_at(kinds, np.zeros(4, dtype=np.int64)).tolist() == [0] * 4
+    assert found.types_at(job_types, np.zeros(4, dtype=np.int64)).tolist() == [0] * 4
 
 
 def test_servers_and_batch_sizes_are_chosen_apart() -> None:
     found = tables(choose_servers=True, choose_batches=True)
-    (kind,) = found.types_at(np.array([0]), np.array([1024]), np.array([4])).tolist()
-    assert (found.batch_size[kind], found.servers[kind], found.own[kind]) == (1024, 4, 0)
-    (back,) = found.types_at(np.array([kind]), np.array([0]), np.array([4])).tolist()
+    (job_type,) = found.types_at(np.array([0]), np.array([1024]), np.array([4])).tolist()
+    assert (found.batch_size[job_type], found.servers[job_type], found.own[job_type]) == (1024, 4, 0)
+    (back,) = found.types_at(np.array([job_type]), np.array([0]), np.array([4])).tolist()
     assert found.types[back] == JobType("served", 512, servers=4)
-    assert set(found.servers[found.batch_choices[kind]].tolist()) == {4}
+    assert set(found.servers[found.batch_choices[job_type]].tolist()) == {4}
     assert found.types_at(np.array([1]), np.array([0]), np.array([1])).tolist() == [NO_TYPE]
 
 

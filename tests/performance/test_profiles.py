@@ -100,10 +100,10 @@ def test_built_in_profiles_are_what_the_command_writes(refitted: Path) -> None:
     again, builtin = load_folder(refitted), builtin_profiles()
     assert again.keys() == builtin.keys()
     for model, profile in builtin.items():
-        # Those on other kinds of GPU were fitted by another program to other measurements. Another version of the
+        # Those on other GPU types were fitted by another program to other measurements. Another version of the
         # optimiser may end near the same optimum.
         written, committed = (pd.json_normalize(asdict(one)).explode(KNOTS) for one in (again[model], profile))
-        common = [column for column in committed if not column.startswith("kinds")]
+        common = [column for column in committed if not column.startswith("gpu_types")]
         pd.testing.assert_frame_equal(written[common], committed[common], rtol=2e-3, check_dtype=False)
 
 

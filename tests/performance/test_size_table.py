@@ -32,7 +32,7 @@ def test_measured_sizes_are_as_measured_and_those_between_in_between() -> None:
 def test_a_wrong_table_is_named_with_file_and_key(tmp_path: Path, law: str, said: str) -> None:
     text = profile_yaml(large_profiles()["mpt-125m"])
     path = tmp_path / "mine.yaml"
-    path.write_text(text[: text.index("kinds:")] + f"kinds:\n  h100:\n    throughput: {{law: table, {law}}}\n")
+    path.write_text(text[: text.index("gpu_types:")] + f"gpu_types:\n  h100:\n    throughput: {{law: table, {law}}}\n")
     with pytest.raises(ProfileError, match=r"mine\.yaml") as error:
         load_file(path)
     assert said in str(error.value)
@@ -46,21 +46,21 @@ class TestShippedProfiles:
         for profile in profiles.values():
             assert any(licence in profile.source for licence in ("Apache-2.0", "MIT")), profile.name
             assert profile.tables(), profile.name
-        kinds = {kind for profile in profiles.values() for kind in profile.tables()}
-        assert {"a100", "v100", "a40", "a10", "a800", "h100", "h200", "b200", "gb200", "gb300"} <= kinds
+        gpu_types = {gpu_type for profile in profiles.values() for gpu_type in profile.tables()}
+        assert {"a100", "v100", "a40", "a10", "a800", "h100", "h200", "b200", "gb200", "gb300"} <= gpu_types
 
     def test_speeds_of_allowed_sizes_are_those_measured_and_without_a_table_it_does_not_fit(self) -> None:
         source = load_profiles("llm")
-        tables = compile_tables(source, [JobType("mpt-30b")], 128, 8, kinds={"h100": 8, "a100": 8})
+        tables = compile_tables(source, [JobType("mpt-30b")], 128, 8, gpu_types={"h100": 8, "a100": 8})
         profile = source.profiles["mpt-30b"]
-        for kind, name in enumerate(tables.kinds):
+        for gpu_type, name in enumerate(tables.gpu_types):
             law = profile.tables()[name]
-            assert set(np.unique(tables.fit[kind])) == {0, *(size for size in law.sizes if size <= 128)}
+            assert set(np.unique(tables.fit[gpu_type])) == {0, *(size for size in law.sizes if size <= 128)}
             for nodes, gpus, seconds in law.steps:
                 if gpus <= 128:
-                    rate = tables.rates[tables.packed_rows(8)[kind, gpus], 0] * profile.samples
+                    rate = tables.rates[tables.packed_rows(8)[gpu_type, gpus], 0] * profile.samples
                     assert rate == pytest.approx(profile.batch.base / seconds, rel=1e-3), (name, nodes, gpus)
 
-        tables = compile_tables(load_profiles("llm"), [JobType("mpt-125m")], 16, 8, kinds={"v100": 8, "a100": 8})
+        tables = compile_tables(load_profiles("llm"), [JobType("mpt-125m")], 16, 8, gpu_types={"v100": 8, "a100": 8})
         assert tables.fit.max(axis=1).tolist() == [0, 16]
         assert tables.fit_anywhere.max(axis=1).tolist() == [16, 16]

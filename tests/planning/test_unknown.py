@@ -63,7 +63,7 @@ SETTINGS: dict[str, tuple[Callable[[int], SpeedTables], str]] = {
 
 
 def cluster_of(tables: SpeedTables, mode: str, remaining: RemainingKnowledge, noise: EstimateNoise) -> SimulatedCluster:
-    rng, own = np.random.default_rng(3), {kind.model: i for i, kind in reversed(list(enumerate(tables.types)))}
+    rng, own = np.random.default_rng(3), {job_type.model: i for i, job_type in reversed(list(enumerate(tables.types)))}
     jobs = [
         Job(
             f"job{i}",
@@ -118,8 +118,8 @@ def change(cluster: SimulatedCluster, noise: EstimateNoise, mode: str, remaining
     if mode == "noisy":
         factor = 2.0 ** (1.0 + tables.own)
         by_row = np.ones(len(tables.rates))
-        for kind, row in enumerate(tables.row):
-            by_row[row.reshape(-1)] = factor[kind]
+        for job_type, row in enumerate(tables.row):
+            by_row[row.reshape(-1)] = factor[job_type]
         tables.rates[:] *= by_row[:, None]
         tables.elapsed[:] /= by_row[:, None]
         noise.speed[:] /= factor[tables.own[records["type_index"]]]

@@ -1,4 +1,4 @@
-"""Every policy with jobs that run on some sizes only, and on some kinds of GPU not at all."""
+"""Every policy with jobs that run on some sizes only, and on some GPU types not at all."""
 
 from dataclasses import replace
 from functools import cache
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
-from rlpto.core.gpu_kinds import kinds_of
+from rlpto.core.gpu_types import gpu_types_of
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.experiments.config import Config
@@ -21,7 +21,7 @@ from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 from tests.slow import TYPICAL, few
 
-from ..builders import Scripted, admit, job, linear_tables, with_kinds
+from ..builders import Scripted, admit, job, linear_tables, with_gpu_types
 
 POLICIES = [name for name, policy in own_policies().items() if is_complete(policy)]
 KNOWLEDGE = (
@@ -36,9 +36,9 @@ MODELS = ("mpt-760m", "mpt-30b", "mlperf-llama2-70b-lora", "arena-moe-2.4b-512")
 
 def cluster_with(slow: tuple[int, ...], fast: tuple[int, ...], *jobs: Job) -> SimulatedCluster:
     """Eight slow GPUs and eight fast ones, and sizes that all jobs may have on each kind."""
-    tables = with_kinds(linear_tables(gpus=16), {"slow": (1.0, 8), "fast": (3.0, 8)})
+    tables = with_gpu_types(linear_tables(gpus=16), {"slow": (1.0, 8), "fast": (3.0, 8)})
     nodes = (Node(8, gpu="slow"), Node(8, gpu="fast"))
-    fit = np.stack([largest_sizes((slow, fast)[kind], tables.max_gpus) for kind in tables.kind])
+    fit = np.stack([largest_sizes((slow, fast)[gpu_type], tables.max_gpus) for gpu_type in tables.gpu_type])
     return SimulatedCluster(nodes, list(jobs), replace(tables, fit=fit), SimulatorSettings())
 
 
@@ -58,7 +58,7 @@ def test_limits_of_a_job_become_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "said"),
-    [((), r"model m0 fits on no kind of GPU here \(slow, fast\)"), ((8,), "may have 1 to 4 GPUs.*runs on 8 only")],
+    [((), r"model m0 fits on no GPU type here \(slow, fast\)"), ((8,), "may have 1 to 4 GPUs.*runs on 8 only")],
 )
 def test_a_job_that_fits_nowhere_is_refused_in_one_line(sizes: tuple[int, ...], said: str) -> None:
     with pytest.raises(JobError, match=f"job j0: {said}|job .*0.*: {said}") as error:
@@ -74,7 +74,7 @@ def test_a_kind_with_fewer_gpus_than_the_smallest_size_counts_as_none() -> None:
         "profiles": {"folder": "llm"},
     }
     found = Experiment(Config.model_validate(content))
-    with pytest.raises(JobError, match=r"mpt-70b fits on no kind of GPU here \(h100, a40\)"):
+    with pytest.raises(JobError, match=r"mpt-70b fits on no GPU type here \(h100, a40\)"):
         found.check()
 
 
@@ -86,7 +86,7 @@ def experiment(mix: tuple[int, ...], knowledge: int) -> Experiment:
         for i, model in enumerate(mix)
     ]
     content = {
-        "cluster": {"nodes": [{"count": 4, "gpus": 8, "cpus": 8, "gpu": kind} for kind in ("a100", "h200")]},
+        "cluster": {"nodes": [{"count": 4, "gpus": 8, "cpus": 8, "gpu": gpu_type} for gpu_type in ("a100", "h200")]},
         "workload": {"source": "jobs", "jobs": jobs},
         "profiles": {"folder": "llm"},
         "simulator": {"interval": 300},
@@ -100,8 +100,8 @@ def watched(policy: Policy) -> Scripted:
 
     def decide(state: ClusterState) -> Allocation:
         held, jobs = state.held_nodes, state.jobs
-        fits, gpus = jobs.fit_on(state.shape.kinds), held.sum(axis=1)
-        allowed = fits[kinds_of(held, state.shape), np.arange(len(jobs)), gpus]
+        fits, gpus = jobs.fit_on(state.shape.gpu_types), held.sum(axis=1)
+        allowed = fits[gpu_types_of(held, state.shape), np.arange(len(jobs)), gpus]
         assert (allowed == gpus).all(), "a job runs on a size that is not allowed, or a kind on which it does not fit"
         return policy(state)
 

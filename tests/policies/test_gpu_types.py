@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_kinds import kinds_of
+from rlpto.core.gpu_types import gpu_types_of
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
@@ -59,10 +59,12 @@ def watched(policy: Policy, jobs: list[Job]) -> Scripted:
     """The policy, where each decision checks the GPU types that jobs hold since the last one."""
 
     def decide(state: ClusterState) -> Allocation:
-        kinds = kinds_of(state.held_nodes, state.shape)
-        for number, kind in zip(state.jobs.index.tolist(), kinds.tolist(), strict=True):
+        held_types = gpu_types_of(state.held_nodes, state.shape)
+        for number, gpu_type in zip(state.jobs.index.tolist(), held_types.tolist(), strict=True):
             names = jobs[number].gpu_types
-            assert kind < 0 or not names or state.shape.kinds[kind] in names, f"{jobs[number].name} is on a wrong type"
+            assert gpu_type < 0 or not names or state.shape.gpu_types[gpu_type] in names, (
+                f"{jobs[number].name} is on a wrong type"
+            )
         return policy(state)
 
     policy.reset(0)
@@ -112,11 +114,11 @@ def test_restricted_jobs_take_their_recorded_time_on_their_type(experiment) -> N
 def test_jobs_that_may_use_some_types_learn_from_those_that_may_use_all(experiment) -> None:
     found = experiment({"t4": 1, "a100": 1})
     tables = found.tables()
-    limited = [at for at, kind in enumerate(tables.types) if kind.gpu_types]
+    limited = [at for at, job_type in enumerate(tables.types) if job_type.gpu_types]
     assert limited
     assert all(not tables.types[at].gpu_types for at in tables.pooled[limited].tolist())
     assert all(tables.types[at].model == tables.types[tables.pooled[at]].model for at in limited)
-    whole = tables.by_kind[tables.pooled[limited], tables.kind[limited]]
+    whole = tables.by_gpu_type[tables.pooled[limited], tables.gpu_type[limited]]
     assert all(tables.unit(at) == 0 for at in whole.tolist()), "their models have no allowed sizes"
 
 

@@ -33,9 +33,9 @@ def experiment(servers: bool, noisy: bool) -> Experiment:
         job | {"name": f"job-{i}", "submit": 40.0 * i, "gpus": 1 + i % 3, "max_gpus": 4, "epochs": 5 + i % 4}
         for i, job in enumerate(jobs)
     ]
-    kinds = ("gpu", "gpu") if servers else ("t4", "a100")
+    gpu_types = ("gpu", "gpu") if servers else ("t4", "a100")
     content = {
-        "cluster": {"nodes": [{"count": 1, "gpus": 4, "cpus": 4, "gpu": kind} for kind in kinds]},
+        "cluster": {"nodes": [{"count": 1, "gpus": 4, "cpus": 4, "gpu": gpu_type} for gpu_type in gpu_types]},
         "workload": {"source": "jobs", "jobs": jobs},
         "ray": {"programs": {"mine": program}},
         "knowledge": NOISE if noisy else {"mode": "exact"},

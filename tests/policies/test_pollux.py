@@ -50,10 +50,10 @@ def test_a_job_of_the_efficiency_metric_gets_what_its_thresholds_ask_for() -> No
     """With speed k**.8 utility is k**-.2, nearest to .75 with 4 GPUs; the other job takes what is left."""
     state = state_of(2, 16, 16)
     tables = state.jobs._tables
-    kinds = tuple(
-        kind._replace(metric=name) for kind, name in zip(tables.types, ("efficiency", "goodput"), strict=True)
+    job_types = tuple(
+        job_type._replace(metric=name) for job_type, name in zip(tables.types, ("efficiency", "goodput"), strict=True)
     )
-    state.jobs.__dict__["_tables"] = replace(tables, types=kinds)
+    state.jobs.__dict__["_tables"] = replace(tables, types=job_types)
     assert most_gpus(state.jobs).tolist() == [4, 16]
     assert make_policy("pollux")(state).gpus.tolist() == [4, 12]
     for_all = make_policy("pollux:min_util=0.01,max_util=0.02")(state)

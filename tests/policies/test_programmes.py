@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Node
-from rlpto.core.gpu_kinds import room_of
+from rlpto.core.gpu_types import room_of
 from rlpto.core.jobs import Job
 from rlpto.core.loop import starved
 from rlpto.core.queues import Queue, QueueSettings
@@ -21,7 +21,7 @@ from rlpto.policies.sia import Choices, configurations, solve
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import job, linear_tables, make_cluster, make_tables, shape_of, with_kinds
+from ..builders import job, linear_tables, make_cluster, make_tables, shape_of, with_gpu_types
 
 
 @pytest.mark.parametrize("policy", ["gavel"])
@@ -38,7 +38,7 @@ def test_shares_stand_and_newcomers_wait_until_they_are_renewed(policy: str) -> 
 
 def cluster_of(jobs: Sequence[Job], fast: float = 3.0, **settings: object) -> SimulatedCluster:
     """Two nodes of four slow GPUs and one of four fast ones."""
-    tables = with_kinds(linear_tables(delay=30.0), {"slow": (1.0, 4), "fast": (fast, 4)})
+    tables = with_gpu_types(linear_tables(delay=30.0), {"slow": (1.0, 4), "fast": (fast, 4)})
     nodes = (Node(4, gpu="slow"), Node(4, gpu="slow"), Node(4, gpu="fast"))
     return SimulatedCluster(nodes, jobs, tables, SimulatorSettings(**({"interval": 60.0} | settings)))
 
@@ -64,7 +64,7 @@ class TestSia:
 
         def cost(chosen: Sequence[int]) -> float:
             used = np.zeros(2, dtype=np.int64)
-            np.add.at(used, choices.kind[list(chosen)], choices.gpus[list(chosen)])
+            np.add.at(used, choices.gpu_type[list(chosen)], choices.gpus[list(chosen)])
             return np.inf if (used > room).any() else choices.cost[list(chosen)].sum() + 1.1 * (4 - len(chosen))
 
         everything = product(*([None, 3 * row, 3 * row + 1, 3 * row + 2] for row in range(4)))
@@ -83,7 +83,7 @@ class TestSia:
         assert set(sizes) == {2, 4}, "eight slow GPUs are slower than four fast ones"
 
     def test_gives_fast_gpus_to_whom_they_help_most(self) -> None:
-        tables = with_kinds(
+        tables = with_gpu_types(
             make_tables([[[[0.01 * k] for k in range(1, 5)]]] * 2), {"slow": (1.0, 4), "fast": (1.0, 4)}
         )
         rates = tables.rates.copy()

@@ -96,7 +96,7 @@ class FakeController:
 
 @dataclass
 class FakeBackend:
-    """A cluster in memory. gpus, cpus: by node; kinds: of the GPUs. delay: s until a command is in force. rate:
+    """A cluster in memory. gpus, cpus: by node; gpu_types: of the GPUs. delay: s until a command is in force. rate:
     epochs/s of a worker.
 
     broken: nodes on which nothing comes up: who grows into them goes on as before. controller: makes one. clock_jumps:
@@ -114,7 +114,7 @@ class FakeBackend:
     commanded: dict[str, list[Plan]] = field(default_factory=lambda: defaultdict(list))
     deaf: set[str] = field(default_factory=set)
     cpus: dict[str, int] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
+    gpu_types: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     drained: list[tuple[str, float]] = field(default_factory=list)
     announced: dict[str, float] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class FakeBackend:
 
     def nodes(self) -> list[NodeInfo]:
         found = [
-            NodeInfo(node, gpus, "", self.cpus.get(node, 0), self.kinds.get(node, "gpu"))
+            NodeInfo(node, gpus, "", self.cpus.get(node, 0), self.gpu_types.get(node, "gpu"))
             for node, gpus in self.gpus.items()
         ]
         return found if self.shown is None else self.shown(found)

@@ -177,7 +177,7 @@ class TestKinds:
     def speeds(self, found: OnlineEstimates, gpu: str) -> np.ndarray:
         """Samples per second with 1, 2, ... GPUs of a kind, on as few of its nodes as possible."""
         tables = found.tables
-        variant = tables.by_kind[0, tables.kinds.index(gpu)]
+        variant = tables.by_gpu_type[0, tables.gpu_types.index(gpu)]
         nodes = -(-np.arange(1, MOST + 1) // KINDS[gpu])
         rows = tables.row[variant, np.minimum(nodes, tables.row.shape[1]) - 1, np.arange(1, MOST + 1)]
         return tables.rates[rows, 0] * SAMPLES
@@ -203,8 +203,8 @@ class TestKinds:
         found = estimates(kinds={**KINDS, "new": 2}, ratio=lambda *asked: 10.0 if asked[2] == "slow" else 99.0)
         after(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"),))
         after(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"), Measured(1, 1, 700.0, 900, gpu="fast")))
-        rows = found.tables.row[found.tables.by_kind[0], 0, 1]
-        speed = dict(zip(found.tables.kinds, found.tables.rates[rows, 0] * SAMPLES, strict=True))
+        rows = found.tables.row[found.tables.by_gpu_type[0], 0, 1]
+        speed = dict(zip(found.tables.gpu_types, found.tables.rates[rows, 0] * SAMPLES, strict=True))
         assert speed == pytest.approx({"slow": 100.0, "fast": 700.0, "new": 1000.0})
 
     def test_where_there_is_one_kind_its_name_does_not_matter(self) -> None:

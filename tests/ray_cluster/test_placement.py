@@ -1,4 +1,4 @@
-"""Where controllers live, kinds of GPU, and parameter servers: the scheduler with controllers in memory, and Ray's
+"""Where controllers live, GPU types, and parameter servers: the scheduler with controllers in memory, and Ray's
 resources."""
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place_servers, shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from tests.builders import Scripted, job, linear_tables, with_kinds, with_servers
+from tests.builders import Scripted, job, linear_tables, with_gpu_types, with_servers
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play
 from tests.slow import few
 
 NODES = {"n1": 2, "n2": 4, "n3": 2}
-KINDS = {"n1": "slow", "n2": "fast", "n3": "slow"}
-TABLES = with_kinds(linear_tables(0.1, 8), {"slow": (1.0, 2), "fast": (2.0, 4)})
+GPU_TYPES = {"n1": "slow", "n2": "fast", "n3": "slow"}
+TABLES = with_gpu_types(linear_tables(0.1, 8), {"slow": (1.0, 2), "fast": (2.0, 4)})
 
 
 @pytest.mark.parametrize("policy", few(["equal_share", "fifo", "sia", "gavel"], "fifo", "sia"))
 def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDatabase) -> None:
-    backend = FakeBackend(FakeTime(), dict(NODES), kinds=KINDS)
+    backend = FakeBackend(FakeTime(), dict(NODES), gpu_types=GPU_TYPES)
     jobs = [job(number, submit=5.0 * number, epochs=10.0, gpus=1, max_gpus=4) for number in range(4)]
     cluster = make_cluster(backend, jobs, database, tables=TABLES)
     asked = make_policy(policy)
@@ -58,22 +58,22 @@ def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDat
 
 
 def test_a_scheduler_that_returns_knows_which_kind_each_job_is_on(database: SessionDatabase) -> None:
-    backend = FakeBackend(FakeTime(), dict(NODES), kinds=KINDS)
+    backend = FakeBackend(FakeTime(), dict(NODES), gpu_types=GPU_TYPES)
     cluster = make_cluster(backend, [job(0, epochs=1000.0, gpus=2)], database, tables=TABLES)
     state = cluster.state()
     cluster.apply(state, Allocation(np.array([2]), placement=np.array([[0, 2, 0]])))
     cluster.advance()
     again: RayCluster = make_cluster(backend, list(cluster.jobs), database, tables=TABLES)
-    assert TABLES.kinds[TABLES.kind[again.store.type_index[0]]] == "fast"
+    assert TABLES.gpu_types[TABLES.gpu_type[again.store.type_index[0]]] == "fast"
 
 
 def test_nodes_of_a_kind_without_speeds_are_left_alone(database: SessionDatabase) -> None:
-    backend = FakeBackend(FakeTime(), NODES | {"n4": 8}, kinds=KINDS | {"n4": "other"})
+    backend = FakeBackend(FakeTime(), NODES | {"n4": 8}, gpu_types=GPU_TYPES | {"n4": "other"})
     cluster = make_cluster(backend, [job(0)], database, tables=TABLES)
     assert cluster.up_gpus == 8
-    alike = make_cluster(FakeBackend(FakeTime(), NODES | {"n4": 8}, kinds=KINDS), [job(0)], database)
+    alike = make_cluster(FakeBackend(FakeTime(), NODES | {"n4": 8}, gpu_types=GPU_TYPES), [job(0)], database)
     assert alike.up_gpus == 16
-    assert alike.shape.kinds == ("gpu",)
+    assert alike.shape.gpu_types == ("gpu",)
 
 
 def test_what_is_missing_of_a_kind_is_down() -> None:

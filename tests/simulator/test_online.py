@@ -1,4 +1,4 @@
-"""Simulated jobs that know only what they have observed, on every kind of GPU."""
+"""Simulated jobs that know only what they have observed, on every GPU type."""
 
 import csv
 from dataclasses import replace
@@ -274,7 +274,7 @@ def test_what_is_skipped_because_nothing_was_learnt_changes_no_digit(
 
 PROFILES = FittedProfiles(builtin_profiles())
 SHAPE = ClusterShape((Node(4, gpu="t4"), Node(4, gpu="t4"), Node(8, gpu="a100")))
-TABLES = compile_tables(PROFILES, [JobType("cifar10")], 8, 8, kinds=SHAPE.kind_sizes)
+TABLES = compile_tables(PROFILES, [JobType("cifar10")], 8, 8, gpu_types=SHAPE.node_sizes)
 
 
 def one_job() -> SimulatedCluster:
@@ -302,7 +302,7 @@ class TestProjection:
         after = cluster.state().jobs
         assert after.speed[0, 2] == after.speed_on_gpu("a100")[0, 2]
         assert after.speed_on_gpu("a100")[0, 2] != pytest.approx(ratio * after.speed_on_gpu("t4")[0, 2])
-        assert TABLES.kinds[TABLES.kind[cluster.store.type_index[0]]] == "a100"
+        assert TABLES.gpu_types[TABLES.gpu_type[cluster.store.type_index[0]]] == "a100"
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_parity_with_the_simulator_of_sia(shared_data: Path) -> None:
             data = facts.samples * slowdowns.get(model, 1.2)
             jobs.append(Job(row["name"], float(row["time"]), model, facts.epochs, data, 1, 1, 24))
     types = [JobType(model) for model in sorted({job.model for job in jobs})]
-    tables = compile_tables(profiles, types, 24, 8, kinds=shape.kind_sizes)
+    tables = compile_tables(profiles, types, 24, 8, gpu_types=shape.node_sizes)
     settings = SimulatorSettings(interval=60, decide_on="interval", placement="most_free", epoch_resolution=1)
     cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(performance=BatchCache(profiles)))
     record = run(cluster, make_policy("sia"), QueueSettings(aging_normal=1e9), RewardWeights())

@@ -78,7 +78,7 @@ def test_models_that_gain_nothing_from_many_gpus_are_not_given_many() -> None:
     assert "ncf" not in models[300:]
     only = MappingSettings(models={"ncf": 1})
     assert {job.model for job in map_jobs(trace, TABLES, only, 0, 64, 4)} == {"ncf"}
-    limited = map_jobs(trace, TABLES, MappingSettings(), 0, 64, 4, lambda kind: 1 if kind.model == "bert" else None)
+    limited = map_jobs(trace, TABLES, MappingSettings(), 0, 64, 4, lambda one: 1 if one.model == "bert" else None)
     assert "bert" not in {job.model for job in limited[300:]}
     assert all(job.max_gpus == 1 for job in limited if job.model == "bert")
 
@@ -111,7 +111,7 @@ def test_given_mode_keeps_model_batch_and_work() -> None:
     assert types == (JobType("cifar10"), JobType("cifar10", 2048), JobType("ncf", 32768))
     most = {"cifar10": 32, "ncf": 1}
     tables = tables_of(types)
-    jobs = map_jobs(trace, tables, given_mode, 0, 64, 4, lambda kind: most[kind.model])
+    jobs = map_jobs(trace, tables, given_mode, 0, 64, 4, lambda one: most[one.model])
     assert [(job.model, job.batch_size) for job in jobs] == [("cifar10", 2048), ("ncf", 32768), ("cifar10", None)]
     assert [(job.min_gpus, job.requested_gpus, job.max_gpus) for job in jobs] == [(1, 6, 32), (1, 1, 1), (1, 12, 32)]
     assert [job.data_size for job in jobs] == tables.samples[[1, 2, 0]].tolist()
@@ -166,10 +166,10 @@ def test_priorities_are_recorded_or_drawn() -> None:
 
 def test_job_types_name_what_the_tables_must_hold() -> None:
     trace = recorded([1.0], [1])
-    assert [kind.model for kind in job_types(trace, MappingSettings())] == list(SIX)
+    assert [job_type.model for job_type in job_types(trace, MappingSettings())] == list(SIX)
     assert job_types(trace, MappingSettings(), available=("b", "a")) == (JobType("a"), JobType("b"))
     assert job_types(trace, MappingSettings(models={"ncf": 1})) == (JobType("ncf"),)
-    assert [kind.model for kind in job_types(trace, MappingSettings(mode="category"))] == list(SIX)
+    assert [job_type.model for job_type in job_types(trace, MappingSettings(mode="category"))] == list(SIX)
     with pytest.raises(ConfigError, match=r"model 'nfc' has no profile, .* did you mean ncf\?"):
         map_jobs(trace, TABLES, MappingSettings(models={"nfc": 1}), 0, 64, 4)
 
@@ -281,7 +281,7 @@ class TestFixedBatch:
 
     def test_of_batches_that_cannot_be_spread_over_the_gpus_none_is_taken(self) -> None:
         trace, only = recorded([600.0], [8]), MappingSettings(fixed_batch=1, models={"bert": 1})
-        (job,) = map_jobs(trace, self.OWN, only, 0, 64, 4, lambda kind: 4 if kind.batch_size == 96 else None)
+        (job,) = map_jobs(trace, self.OWN, only, 0, 64, 4, lambda one: 4 if one.batch_size == 96 else None)
         assert job.batch_size == 12
         (job,) = map_jobs(trace, self.OWN, only, 0, 64, 4, lambda _: 4)
         assert job.batch_size == 96, "where none can be spread, the fastest"

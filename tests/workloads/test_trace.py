@@ -187,8 +187,8 @@ def test_an_experiment_takes_its_windows_from_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_gpu_types_are_found_by_the_parts_of_their_names(asked: str, found: tuple[str, ...]) -> None:
-    kinds = ("a10", "a100-40gb", "A100-SXM4-80GB", "v100", "t4", "rtx2080ti")
-    assert matching_types(asked, kinds) == found
+    gpu_types = ("a10", "a100-40gb", "A100-SXM4-80GB", "v100", "t4", "rtx2080ti")
+    assert matching_types(asked, gpu_types) == found
 
 
 def test_what_is_lacking_is_counted_in_one_line() -> None:

@@ -1,7 +1,7 @@
 """Shares of time by several aims: finish-time fairness, throughput, duration, AlloX, equal time.
 
 Source: Narayanan et al., OSDI 2020 (Gavel), whose appendix A states the programmes.
-Where many shares are equally good, those with most throughput are taken; with one kind of GPU, where all have the same,
+Where many shares are equally good, those with most throughput are taken; with one GPU type, where all have the same,
 the analytic centre, to which interior-point solvers come. README.md compares them with published runs.
 """
 
@@ -116,7 +116,7 @@ class MaxSumThroughput(SharePolicy[MaxSumOptions]):
 
 
 class GandivaFair(SharePolicy[ShareOptions]):
-    """Every job has the same share of time, however many GPUs it runs on. Adapted: no trading of kinds of GPU."""
+    """Every job has the same share of time, however many GPUs it runs on. Adapted: no trading of GPU types."""
 
     name = "gandiva_fair"
     summary = "equal shares of time for all jobs (Gandiva-fair without trading), requested GPUs, in rounds"
@@ -162,10 +162,10 @@ class Allox(SharePolicy[AlloxOptions]):
         waiting = np.flatnonzero((kept == 0) & np.isfinite(seconds).any(axis=1))
         oldest = waiting[np.argsort(jobs.submit_time[waiting], kind="stable")]
         oldest = oldest[: max(int(self.options.alpha * len(oldest)), int(workers.sum()))]
-        for row, kind in zip(oldest, first_on_workers(seconds[oldest], workers), strict=True):
-            if kind >= 0:
+        for row, gpu_type in zip(oldest, first_on_workers(seconds[oldest], workers), strict=True):
+            if gpu_type >= 0:
                 share[row] = 0.0
-                share[row, kind] = 1.0 / gpus[row]
+                share[row, gpu_type] = 1.0 / gpus[row]
         self._assigned = dict(zip(index, share.copy(), strict=True))
         return share
 
@@ -176,7 +176,7 @@ def equal_shares(share: FloatArray) -> FloatArray:
 
 
 def first_on_workers(seconds: FloatArray, workers: IntArray) -> IntArray:
-    """[m] kind of the worker that each job is first on; -1: on none. seconds: [m, G] each takes there.
+    """[m] GPU type of the worker that each job is first on; -1: on none. seconds: [m, G] each takes there.
 
     A job with p - 1 behind it on its worker adds p times its seconds to the sum of completion times, so that this is a
     matching of jobs and places. workers: [G].
@@ -186,20 +186,20 @@ def first_on_workers(seconds: FloatArray, workers: IntArray) -> IntArray:
     count, first = len(seconds), np.full(len(seconds), -1)
     if count == 0 or not workers.any():
         return first
-    kind = np.repeat(np.arange(len(workers)), workers)
+    gpu_type = np.repeat(np.arange(len(workers)), workers)
     places = -(-count // max(int(workers[workers > 0].min()), 1))  # no sequence need be longer
-    cost = np.minimum(np.concatenate([seconds[:, kind] * place for place in range(1, places + 1)], axis=1), 1e30)
+    cost = np.minimum(np.concatenate([seconds[:, gpu_type] * place for place in range(1, places + 1)], axis=1), 1e30)
     rows, columns = linear_sum_assignment(cost)
-    place, worker = np.divmod(columns, len(kind))
-    furthest = np.full(len(kind), -1)
+    place, worker = np.divmod(columns, len(gpu_type))
+    furthest = np.full(len(gpu_type), -1)
     np.maximum.at(furthest, worker, place)
     chosen = (place == furthest[worker]) & (cost[rows, columns] < 1e30)
-    first[rows[chosen]] = kind[worker[chosen]]
+    first[rows[chosen]] = gpu_type[worker[chosen]]
     return first
 
 
 def centre(share: FloatArray, value: FloatArray, least: float, gpus: IntArray, room: IntArray) -> FloatArray:
-    """[n, G] share, or, with one kind of GPU, the analytic centre of all shares whose value is at least `least`.
+    """[n, G] share, or, with one GPU type, the analytic centre of all shares whose value is at least `least`.
 
     That is the largest product of all slacks. Each share solves 1 / (x - lowest) + 1 / x - 1 / (1 - x) = price x gpus,
     with the price at 1 / free GPUs (Boyd and Vandenberghe, "Convex Optimization", 8.5.3).

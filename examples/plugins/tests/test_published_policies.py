@@ -30,7 +30,7 @@ from tests.slow import few
 POLICIES = list(policies_of(SHOCKWAVE))
 FIGURES = {name: ["17.51575610312134", "431.22486703028875", "0"] for name in POLICIES}
 FIGURES |= {"gandiva_fair": ["16.095027919075086", "837.5309891094254", "17"]}
-"""As in `tests/frozen.json`: reward, mean JCT [s] and number of rescales, in all cases with several kinds of GPU."""
+"""As in `tests/frozen.json`: reward, mean JCT [s] and number of rescales, in all cases with several GPU types."""
 CASES = [case for case in test_frozen.CASES if case.startswith(("kinds exact", "kinds noisy "))]
 CHECKS = (
     test_all.test_allocations_are_possible_and_reproducible,
@@ -61,7 +61,7 @@ def test_shares_stand_until_they_are_renewed(policy: str) -> None:
 
 
 def shares(spec: str, jobs: list[J], capacity: int, time: float = 0.0) -> FloatArray:
-    """[n] shares of a policy's first decision, on one kind of GPU."""
+    """[n] shares of a policy's first decision, on one GPU type."""
     state = make_state(jobs, capacity, time=time)
     speed = state.jobs.speed[np.arange(len(jobs)), state.jobs.requested_gpus][:, None]
     return make_policy(spec).shares(state, speed, np.array([capacity]))[:, 0]

@@ -66,7 +66,7 @@ class Size:
     workers: int
     nodes: int
     servers: int = 0
-    gpu: str = ONE_KIND
+    gpu: str = ANY_GPU
 
 
 class TrainingStatistics:

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from rlpto.ray_cluster.controllers import kind_at
+from rlpto.ray_cluster.controllers import gpu_type_at
 from rlpto.ray_cluster.job.job_folder import JobFolder
 from rlpto.ray_cluster.job.phases import Lifecycle, Phase
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlpto.core.cluster import Node
 from rlpto.io.errors import ClusterError
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ANY_GPU
 from rlpto.ray_cluster import compat
 from rlpto.ray_cluster.compat import RayParams, actor_states, has_joined
 from rlpto.ray_cluster.messages import KIND_RESOURCE
@@ -129,7 +129,7 @@ def start_node(head_address: str | None = None, **options: Any) -> RayNode:
 
 def node_options(node: Node, cpus: int = CPU_SLOTS) -> dict[str, Any]:
     """Options of a `RayNode` for a node of a configuration. cpus: CPU slots if the node gives none."""
-    resources = {} if node.gpu == ONE_KIND else {f"{KIND_RESOURCE}{node.gpu}": 1.0}
+    resources = {} if node.gpu == ANY_GPU else {f"{KIND_RESOURCE}{node.gpu}": 1.0}
     return {"gpus": node.gpus, "cpus": node.cpus or cpus, "resources": resources}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ANY_GPU
 from rlpto.ray_cluster.controllers import (
     HEARTBEAT_TIMEOUT_S,
     KILL_TIMEOUT_S,
@@ -17,9 +17,9 @@ from rlpto.ray_cluster.controllers import (
     control_node,
     controller_exists,
     find_controllers,
+    gpu_type_of,
     is_alive,
     kill_controller,
-    kind_of,
 )
 from rlpto.ray_cluster.messages import MARKET_LABEL, Command, JobReport, JobSpec, reason_of
 from rlpto.ray_cluster.scheduler.notices import watch_node
@@ -34,7 +34,7 @@ class NodeInfo:
     gpus: int
     address: str = ""
     cpus: int = 0
-    gpu: str = ONE_KIND
+    gpu: str = ANY_GPU
     host: str = ""
     spot: bool = False
 
@@ -47,7 +47,7 @@ class NodeInfo:
             int(resources.get("GPU", 0)),
             entry["NodeManagerAddress"],
             int(resources.get("CPU", 0)),
-            kind_of(entry),
+            gpu_type_of(entry),
             entry["NodeManagerHostname"],
             labels.get(MARKET_LABEL) == "spot",
         )

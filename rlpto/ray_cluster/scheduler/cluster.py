@@ -88,7 +88,7 @@ class RayCluster:
     ) -> None:
         self._source, scale = source, rules.ray.autoscale
         self._requests = None if scale is None else GpuRequests(scale, backend.request)
-        found = usable_nodes(backend.nodes(), tables.kinds)
+        found = usable_nodes(backend.nodes(), tables.gpu_types)
         nodes = NodeInventory(database, possible)
         self.wake_at, self._rents = np.inf, bool(possible)
         self._wants: Callable[[], float] | None = None
@@ -296,7 +296,7 @@ class RayCluster:
     def _look(self, heard: Iterable[JobReport], until: float) -> None:
         """Process everything since the last look. until: earliest time at which new jobs join; infinity lets them join
         when submitted."""
-        alive, heard = usable_nodes(self._backend.nodes(), self.tables.kinds), list(heard)
+        alive, heard = usable_nodes(self._backend.nodes(), self.tables.gpu_types), list(heard)
         gone = self._backend.gone()
         now = max(self._clock.now(), self.time)
         self.tracker.pass_time(now)
@@ -324,7 +324,7 @@ class RayCluster:
 
     def look_at_nodes(self) -> None:
         """Update the nodes after some were given back."""
-        alive = usable_nodes(self._backend.nodes(), self.tables.kinds)
+        alive = usable_nodes(self._backend.nodes(), self.tables.gpu_types)
         with self.database.transaction():
             self._look_at_nodes(alive)
         self._commands.send_due(self.time)

@@ -378,9 +378,11 @@ class JobTracker:
         jobs = self.table_of(index)
         types = jobs.types_at(sizes, servers)
         types = np.where(types == NO_TYPE, jobs.type_index, types)
-        on = [self._nodes.kind_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
-        kind = np.array([NO_KIND if gpu is None else self.tables.kinds.index(gpu) for gpu in on], dtype=np.int64)
-        self._take_types(index, jobs.types_on(types, kind, self.tables.kinds))
+        on = [self._nodes.gpu_type_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
+        kind = np.array(
+            [NO_GPU_TYPE if gpu is None else self.tables.gpu_types.index(gpu) for gpu in on], dtype=np.int64
+        )
+        self._take_types(index, jobs.types_on(types, kind, self.tables.gpu_types))
 
     # the database
 

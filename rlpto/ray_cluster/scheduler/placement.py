@@ -24,11 +24,11 @@ RENEW_S = 60.0
 """Seconds after which an unchanged GPU request is repeated, because a restarted head may have forgotten it."""
 
 
-def usable_nodes(nodes: Iterable[NodeInfo], kinds: Sequence[str]) -> list[NodeInfo]:
+def usable_nodes(nodes: Iterable[NodeInfo], gpu_types: Sequence[str]) -> list[NodeInfo]:
     """Return nodes whose GPU type has known speeds. If the tables have a single GPU type, all nodes count as that
     type."""
-    alike = (node if len(kinds) > 1 else replace(node, gpu=kinds[0]) for node in nodes)
-    return [node for node in alike if node.gpu in kinds]
+    alike = (node if len(gpu_types) > 1 else replace(node, gpu=gpu_types[0]) for node in nodes)
+    return [node for node in alike if node.gpu in gpu_types]
 
 
 class NodeInventory:
@@ -55,7 +55,7 @@ class NodeInventory:
         """Return a node as policies see it."""
         return Node(node.gpus, node.cpus, node.gpu)
 
-    def kind_of(self, name: str) -> str | None:
+    def gpu_type_of(self, name: str) -> str | None:
         """GPU type of a known node by its id; None if the node is unknown."""
         return self._known[name].gpu if name in self._known else None
 
@@ -229,12 +229,12 @@ def shape_with(before: ClusterShape, present: Sequence[Node]) -> ClusterShape:
     """Return the cluster with these nodes, up or down. Capacity of a GPU type is the most that was ever up at once;
     missing capacity counts as down."""
     nodes = list(present)
-    for kind in dict.fromkeys(node.gpu for node in (*before, *nodes)):
-        known = [node.gpus for node in before if node.gpu == kind]
-        here = [node.gpus for node in present if node.gpu == kind]
+    for gpu_type in dict.fromkeys(node.gpu for node in (*before, *nodes)):
+        known = [node.gpus for node in before if node.gpu == gpu_type]
+        here = [node.gpus for node in present if node.gpu == gpu_type]
         missing, largest = sum(known) - sum(here), max(known + here)
         while missing > 0:
-            nodes.append(Node(min(missing, largest), gpu=kind, up=False))
+            nodes.append(Node(min(missing, largest), gpu=gpu_type, up=False))
             missing -= nodes[-1].gpus
     return ClusterShape(nodes)
 

@@ -36,7 +36,7 @@ class RealNodes:
         self.shape, self._cluster, self._rental, self._tick = shape, cluster, rental, tick
         self.next_rent, self._charged = -math.inf, cluster.time
         self._first = [shape[int(group[0])] for group in shape.rented_groups]
-        self._kinds = [node.gpu for node in self._first]
+        self._gpu_types = [node.gpu for node in self._first]
         self._worked: dict[str, float] = {}
         if rental is not None:
             rental.claimed = cluster.tracker.claimed
@@ -46,9 +46,9 @@ class RealNodes:
         """Seconds of the session."""
         return self._cluster.time
 
-    def _group(self, kind: str) -> int:
+    def _group(self, gpu_type: str) -> int:
         """Number of the first group with a GPU type; 0 if there is none."""
-        return self._kinds.index(kind) if kind in self._kinds else 0
+        return self._gpu_types.index(gpu_type) if gpu_type in self._gpu_types else 0
 
     def rent(self, nodes: IntArray) -> None:
         """Rent nodes, or return some, which jobs leave at once."""
@@ -70,7 +70,7 @@ class RealNodes:
             row["own"] += node.gpus if group is None and rental is not None else 0
         missing = np.maximum(store.requested_gpus - store.gpus, 0) * cluster.columns.active
         for job in np.flatnonzero(missing if rental is None else missing * (store.gpus == 0)).tolist():
-            row = seen[self._group(cluster.tables.kinds[int(cluster.tables.kind[store.type_index[job]])])]
+            row = seen[self._group(cluster.tables.gpu_types[int(cluster.tables.gpu_type[store.type_index[job]])])]
             row["waiting"] += missing[job]
             row["waiting_jobs"] += 1
             row["largest"] = max(row["largest"], missing[job])
@@ -91,8 +91,8 @@ class RealNodes:
         ids = [cluster.ids[job] for job in there.tolist()]
         more: FloatArray = done - [self._worked.get(job, 0.0) for job in ids]
         self._worked = dict(zip(ids, done.tolist(), strict=True))
-        price = np.array([self._first[self._group(kind)].price / HOUR for kind in cluster.tables.kinds])
-        return float(more.sum()), float((more * asked * price[cluster.tables.kind[types]]).sum())
+        price = np.array([self._first[self._group(gpu_type)].price / HOUR for gpu_type in cluster.tables.gpu_types])
+        return float(more.sum()), float((more * asked * price[cluster.tables.gpu_type[types]]).sum())
 
     def charge(self, passed: AnyArray) -> None:
         """Add the price of the rented nodes to `passed` ([1] INTERVAL)."""

@@ -324,7 +324,7 @@ class SessionDatabase(Store):
 
     def node_up(self, node: NodeInfo, time: float) -> None:
         """Record a new node."""
-        names = ("gpus", "kind", "host", "spot")
+        names = ("gpus", "gpu_type", "host", "spot")
         self.write(
             f"INSERT INTO nodes (id, alive, {', '.join(names)}) VALUES (?, 1, ?, ?, ?, ?) ON CONFLICT (id) "
             f"DO UPDATE SET alive = 1, leaves = NULL, {', '.join(f'{name} = excluded.{name}' for name in names)}",

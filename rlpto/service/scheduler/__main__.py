@@ -21,7 +21,7 @@ from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.on_ray import compile_ahead, real_nodes
 from rlpto.io.errors import ConfigError, RlptoError
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ANY_GPU
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
@@ -177,9 +177,9 @@ def start_local_nodes(config: Config) -> None:
 
 
 def _check_local(config: Config) -> None:
-    if any(group.gpu != ONE_KIND for group in config.cluster.nodes):
+    if any(group.gpu != ANY_GPU for group in config.cluster.nodes):
         raise ConfigError(
-            "cluster.nodes: a service starts nodes of one kind of GPU; expected no `gpu` there, or scheduler.address "
+            "cluster.nodes: a service starts nodes of one GPU type; expected no `gpu` there, or scheduler.address "
             "of a running cluster"
         )
     if config.cluster.shape.rented_groups:

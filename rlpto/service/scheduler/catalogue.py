@@ -194,9 +194,9 @@ class Catalogue:
         profiles = self._experiment().profiles
         models = tuple(self.programs) or profiles.models[:1]
         types = [JobType(model, None, metric) for model in models for metric in METRICS]
-        kinds, per_node = self._shape.kind_sizes, self._shape.gpus_per_node
+        gpu_types, per_node = self._shape.node_sizes, self._shape.gpus_per_node
         return compile_tables(
-            profiles, types, self.most_gpus, per_node, kinds=kinds, choose_batches=True, choose_servers=True
+            profiles, types, self.most_gpus, per_node, gpu_types=gpu_types, choose_batches=True, choose_servers=True
         )
 
     def _experiment(self) -> Experiment:

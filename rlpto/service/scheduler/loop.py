@@ -221,9 +221,9 @@ def make_scheduler(
     if environment.look_ahead:
         every, executor = settings.scheduler.predict_every, environment.executor
         ahead = session_predictor(config, database, every=every, executor=executor, timer=environment.timer)
-    tables, rules, kinds = catalogue.tables, config.knowledge, shape.kind_sizes
+    tables, rules, gpu_types = catalogue.tables, config.knowledge, shape.node_sizes
     estimates = OnlineEstimates(
-        jobs, specs, catalogue.programs, tables, kinds, method=rules.fit, pooled=True, most_epochs=MOST_TABLE_EPOCHS
+        jobs, specs, catalogue.programs, tables, gpu_types, method=rules.fit, pooled=True, most_epochs=MOST_TABLE_EPOCHS
     )
     knowledge = PolicyKnowledge(None, estimates, rules.remaining, rules.tail, rules.unseen_hours)
     timing, curves = session_rules(config, lambda *_: clock), CurveWriter()

@@ -106,9 +106,9 @@ def _source(name: str, header: Sequence[str]) -> str:
 
 def _gpus_of(text: str) -> dict[str, str]:
     """Parse the number and type of GPUs in a list of resources: cpu=8,gres/gpu:a100=2,gres/gpu=2 or gpu:a100:2."""
-    found = [(int(count), kind) for kind, count in _GPUS.findall(text)]
+    found = [(int(count), gpu_type) for gpu_type, count in _GPUS.findall(text)]
     typed = [entry for entry in found if entry[1]]
-    total = next((count for count, kind in found if not kind), sum(count for count, _ in typed))
+    total = next((count for count, gpu_type in found if not gpu_type), sum(count for count, _ in typed))
     return {"gpu": str(total), "gpu_type": max(typed)[1] if typed else ""}
 
 

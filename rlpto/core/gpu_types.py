@@ -1,7 +1,7 @@
 """Clusters with several GPU types: choose the GPU type of each job.
 
-A job runs on one GPU type at a time. Policies that count GPUs may ignore types: `onto_kinds` turns their counts into
-GPUs of one type a job. A policy that chooses types itself only has to call `rlpto.core.placement.pack`.
+A job runs on one GPU type at a time. Policies that count GPUs may ignore types: `onto_gpu_types` turns their counts
+into GPUs of one type a job. A policy that chooses types itself only has to call `rlpto.core.placement.pack`.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.performance.tables import SpeedTables
 
-NO_KIND = -1
+NO_GPU_TYPE = -1
 """In place of the number of a GPU type, for jobs without GPUs."""
 
 
 def room_of(shape: ClusterShape) -> IntArray:
     """[G] GPUs of each type that jobs may hold now."""
-    return np.bincount(shape.node_kinds, shape.offered, minlength=len(shape.kinds)).astype(np.int64)
+    return np.bincount(shape.node_gpu_types, shape.offered, minlength=len(shape.gpu_types)).astype(np.int64)
 
 
-def kinds_of(placement: IntArray, shape: ClusterShape) -> IntArray:
-    """[n] number of the GPU type of each row of a placement [n, N]; NO_KIND without GPUs."""
+def gpu_types_of(placement: IntArray, shape: ClusterShape) -> IntArray:
+    """[n] number of the GPU type of each row of a placement [n, N]; NO_GPU_TYPE without GPUs."""
     if placement.shape[1] == 0:
-        return np.full(len(placement), NO_KIND)
-    return np.where(placement.any(axis=1), shape.node_kinds[placement.argmax(axis=1)], NO_KIND)
+        return np.full(len(placement), NO_GPU_TYPE)
+    return np.where(placement.any(axis=1), shape.node_gpu_types[placement.argmax(axis=1)], NO_GPU_TYPE)
 
 
-def fits_kinds(state: ClusterState, placement: IntArray) -> bool:
+def fits_gpu_types(state: ClusterState, placement: IntArray) -> bool:
     """Whether each row of a placement [n, N] is on one GPU type, with a number of GPUs that is allowed there."""
     shape, gpus = state.shape, placement.sum(axis=1)
-    on_kinds = np.stack([placement[:, shape.node_kinds == g].any(axis=1) for g in range(len(shape.kinds))])
-    if (on_kinds.sum(axis=0) > 1).any():
+    on_gpu_types = np.stack([placement[:, shape.node_gpu_types == g].any(axis=1) for g in range(len(shape.gpu_types))])
+    if (on_gpu_types.sum(axis=0) > 1).any():
         return False
-    fits = state.jobs.fit_on(shape.kinds)
-    return fits is None or np.array_equal(fits[kinds_of(placement, shape), np.arange(len(gpus)), gpus], gpus)
+    fits = state.jobs.fit_on(shape.gpu_types)
+    return fits is None or np.array_equal(fits[gpu_types_of(placement, shape), np.arange(len(gpus)), gpus], gpus)
 
 
-def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
+def onto_gpu_types(state: ClusterState, wishes: IntArray) -> IntArray:
     """Return a placement [n, N] of requested GPUs [n], which fit the cluster in total, by `choose_gpu_types`."""
     jobs, shape = state.jobs, state.shape
     held = np.where(shape.offered > 0, state.held_nodes, 0)
-    speed = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds])
-    types, fit = jobs.on_kinds(shape.kinds)
-    of_type = np.stack([held[:, shape.node_kinds == g].sum(axis=1) for g in range(len(shape.kinds))], axis=1)
-    gpus, kind = choose_gpu_types(jobs.records, wishes, of_type, room_of(shape), speed, types, fit)
-    return pack(held, gpus, kind, shape.node_kinds, shape.offered, False)
+    speed = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.gpu_types])
+    types, fit = jobs.on_gpu_types(shape.gpu_types)
+    of_type = np.stack([held[:, shape.node_gpu_types == g].sum(axis=1) for g in range(len(shape.gpu_types))], axis=1)
+    gpus, gpu_type = choose_gpu_types(jobs.records, wishes, of_type, room_of(shape), speed, types, fit)
+    return pack(held, gpus, gpu_type, shape.node_gpu_types, shape.offered, False)
 
 
-class Kinds(NamedTuple):
+class GpuTypes(NamedTuple):
     """GPU types for compiled code: G GPU types on N nodes, T job types.
 
     of_node: [N] number of each node's GPU type. by_type: [T, G] variant of each job type on each GPU type. fit: [T, K +
@@ -65,11 +65,11 @@ class Kinds(NamedTuple):
     fit: IntArray
 
     @classmethod
-    def of(cls, shape: ClusterShape, tables: SpeedTables) -> Kinds | None:
+    def of(cls, shape: ClusterShape, tables: SpeedTables) -> GpuTypes | None:
         """Return the GPU types of a cluster and its job types; None if the cluster has one GPU type."""
-        if len(shape.kinds) == 1:
+        if len(shape.gpu_types) == 1:
             return None
-        return cls(shape.node_kinds, tables.on_kinds(np.arange(len(tables.types)), shape.kinds), tables.fit)
+        return cls(shape.node_gpu_types, tables.on_gpu_types(np.arange(len(tables.types)), shape.gpu_types), tables.fit)
 
 
 @njit(error_model="numpy")
@@ -94,20 +94,20 @@ def choose_gpu_types(
     fit: [T, K + 1] allowed sizes of job types; empty ([0, 0]) if all are.
     """
     left, can = room.copy(), np.zeros_like(room)
-    gpus, kind = np.zeros_like(wishes), np.full_like(wishes, NO_KIND)
+    gpus, gpu_type = np.zeros_like(wishes), np.full_like(wishes, NO_GPU_TYPE)
     for row in range(len(wishes)):
         for g in range(len(room)):
             if held[row, g] > 0:
-                gpus[row], kind[row] = min(wishes[row], held[row, g]), g
+                gpus[row], gpu_type[row] = min(wishes[row], held[row, g]), g
         if fit.size and gpus[row] > 0:
-            gpus[row] = fit[types[row, kind[row]], gpus[row]]
+            gpus[row] = fit[types[row, gpu_type[row]], gpus[row]]
         if gpus[row] > 0:
-            left[kind[row]] -= gpus[row]
+            left[gpu_type[row]] -= gpus[row]
     for row in range(len(wishes)):
         if wishes[row] <= gpus[row]:
             continue
-        job, home = view[row], kind[row] if gpus[row] > 0 else NO_KIND
-        if home != NO_KIND:
+        job, home = view[row], gpu_type[row] if gpus[row] > 0 else NO_GPU_TYPE
+        if home != NO_GPU_TYPE:
             left[home] += gpus[row]
         chosen, soonest, keep, keeps = 0, np.inf, -1, False
         for g in range(len(speed)):
@@ -120,7 +120,7 @@ def choose_gpu_types(
                 keep = g
             keeps = keeps or can[g] > 0
             seconds = job.remaining / speed[g, row, can[g]]
-            if home not in (NO_KIND, g):
+            if home not in (NO_GPU_TYPE, g):
                 seconds += job.rescale_delay
             if can[g] > 0 and seconds < soonest:
                 chosen, soonest = g, seconds
@@ -129,8 +129,8 @@ def choose_gpu_types(
             if keep >= 0 or not fit.size:
                 left[max(keep, 0)] = 0
             continue
-        if home != NO_KIND and can[home] == wishes[row]:
+        if home != NO_GPU_TYPE and can[home] == wishes[row]:
             chosen = home
-        gpus[row], kind[row] = can[chosen], chosen
+        gpus[row], gpu_type[row] = can[chosen], chosen
         left[chosen] -= can[chosen]
-    return gpus, kind
+    return gpus, gpu_type

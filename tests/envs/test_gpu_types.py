@@ -1,4 +1,4 @@
-"""Agents and planners on clusters with several kinds of GPU, and with jobs that run on some of them only."""
+"""Agents and planners on clusters with several GPU types, and with jobs that run on some of them only."""
 
 from dataclasses import replace
 
@@ -21,18 +21,20 @@ from rlpto.policies.index_weights import WEIGHT_NAMES
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import random_jobs, with_kinds
+from ..builders import random_jobs, with_gpu_types
 from ..planning.test_planner import TIME_ONLY, Noted
 from .builders import START, TABLES, make_setup
 
-NODES = ClusterShape(Node(gpus, gpu=kind) for gpus, kind in [(4, "slow"), (4, "fast"), (2, "slow"), (4, "fast")])
-ONE_KIND = ClusterShape((Node(4), Node(4), Node(2)))
+NODES = ClusterShape(
+    Node(gpus, gpu=gpu_type) for gpus, gpu_type in [(4, "slow"), (4, "fast"), (2, "slow"), (4, "fast")]
+)
+ONE_TYPE = ClusterShape((Node(4), Node(4), Node(2)))
 SIZES = (2, 3, 6)
 
 
 def tables_of(*, sizes: bool) -> SpeedTables:
     """Fast GPUs are twice as fast. sizes: jobs run on SIZES alone, of every other type on fast ones alone."""
-    tables = with_kinds(TABLES, {"slow": (1.0, 4), "fast": (2.0, 4)})
+    tables = with_gpu_types(TABLES, {"slow": (1.0, 4), "fast": (2.0, 4)})
     if not sizes:
         return tables
     count, allowed = len(TABLES.types), largest_sizes(SIZES, TABLES.max_gpus)
@@ -67,7 +69,7 @@ def test_windows_on_several_kinds_are_played_as_the_simulator_runs_them(
         cluster = setup.make_cluster(window)
         record = run(cluster, Index(index_weights=vector), setup.queue, setup.reward)
         np.testing.assert_allclose(parts[window], record.decisions.reward.sum(axis=0), rtol=1e-9)
-        moved += int(np.count_nonzero(cluster.tables.kind[cluster.store.type_index]))
+        moved += int(np.count_nonzero(cluster.tables.gpu_type[cluster.store.type_index]))
     assert 0 < moved < 75, "jobs have run on both kinds"
 
 
