@@ -18,28 +18,28 @@ def admit(
     capacity: int,
     given: IntArray,
     jobs: AnyArray,
-    fit: IntArray | None,
+    floor_size: IntArray | None,
     now: float,
     reserve_after: float,
 ) -> int:
     """Fill given [n] with the requested GPUs [n] of the jobs in view [n] VIEW, trimmed to capacity in queue order.
 
-    jobs: [M] JOB, including those in view. fit: `SpeedTables.fit_anywhere` of their types; all sizes are allowed if it
-    is None or empty. reserve_after [s]: `reserve` is applied if this is finite. Returns the first row whose request
-    breaks its limits, or -1.
+    jobs: [M] JOB, including those in view. floor_size: `SpeedTables.floor_size_anywhere` of their types; all sizes are
+    allowed if it is None or empty. reserve_after [s]: `reserve` is applied if this is finite. Returns the first row
+    whose request breaks its limits, or -1.
     """
     total = 0
     for i in range(len(wishes)):
         if wishes[i] != 0 and (wishes[i] < view[i].min_gpus or wishes[i] > view[i].max_gpus):
             return i
-        given[i] = allowed(fit, jobs, view, i, wishes[i])
+        given[i] = allowed(floor_size, jobs, view, i, wishes[i])
         total += given[i]
-    if reserve_after < np.inf and reserve(view, given, capacity, jobs, fit, now, reserve_after):
+    if reserve_after < np.inf and reserve(view, given, capacity, jobs, floor_size, now, reserve_after):
         return -1
     if total > capacity:
         left = capacity
         for i in range(len(wishes)):
-            given[i] = allowed(fit, jobs, view, i, min(given[i], left))
+            given[i] = allowed(floor_size, jobs, view, i, min(given[i], left))
             if given[i] < view[i].min_gpus:
                 given[i] = 0
             left -= given[i]
@@ -47,16 +47,22 @@ def admit(
 
 
 @helper()
-def allowed(fit: IntArray | None, jobs: AnyArray, view: AnyArray, i: int, gpus: int) -> int:
+def allowed(floor_size: IntArray | None, jobs: AnyArray, view: AnyArray, i: int, gpus: int) -> int:
     """Largest allowed size up to `gpus` of the job in row i of a view. The other arguments are those of `admit`."""
-    if fit is None:
+    if floor_size is None:
         return gpus
     return int(fit[jobs[view[i].index].estimated_type, gpus]) if fit.size else gpus
 
 
 @njit()
 def reserve(
-    view: AnyArray, given: IntArray, capacity: int, jobs: AnyArray, fit: IntArray | None, now: float, after: float
+    view: AnyArray,
+    given: IntArray,
+    capacity: int,
+    jobs: AnyArray,
+    floor_size: IntArray | None,
+    now: float,
+    after: float,
 ) -> bool:
     """Change given [n] to give free GPUs first to jobs that have waited for `after` seconds.
 
@@ -68,10 +74,10 @@ def reserve(
     for i in range(len(given)):
         job = jobs[view[i].index]
         size = job.min_gpus
-        while size < job.max_gpus and allowed(fit, jobs, view, i, size) < job.min_gpus:
+        while size < job.max_gpus and allowed(floor_size, jobs, view, i, size) < job.min_gpus:
             size += 1
         if job.gpus > 0:
-            kept[i] = allowed(fit, jobs, view, i, min(given[i], job.gpus))
+            kept[i] = allowed(floor_size, jobs, view, i, min(given[i], job.gpus))
             if kept[i] < job.min_gpus:
                 kept[i] = 0
             if job.reserved:
@@ -95,7 +101,7 @@ def reserve(
         least[first] = 0
     for i in range(len(given)):
         if not least.any():
-            size = allowed(fit, jobs, view, i, min(given[i], kept[i] + left))
+            size = allowed(floor_size, jobs, view, i, min(given[i], kept[i] + left))
             if size > kept[i] and size >= view[i].min_gpus:
                 left -= size - kept[i]
                 kept[i] = size

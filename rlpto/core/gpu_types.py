@@ -38,8 +38,8 @@ def fits_gpu_types(state: ClusterState, placement: IntArray) -> bool:
     on_gpu_types = np.stack([placement[:, shape.node_gpu_types == g].any(axis=1) for g in range(len(shape.gpu_types))])
     if (on_gpu_types.sum(axis=0) > 1).any():
         return False
-    fits = state.jobs.fit_on(shape.gpu_types)
-    return fits is None or np.array_equal(fits[gpu_types_of(placement, shape), np.arange(len(gpus)), gpus], gpus)
+    floor_size, gpu_type = state.jobs.floor_size_on(shape.gpu_types), gpu_types_of(placement, shape)
+    return floor_size is None or np.array_equal(floor_size[gpu_type, np.arange(len(gpus)), gpus], gpus)
 
 
 def onto_gpu_types(state: ClusterState, wishes: IntArray) -> IntArray:
@@ -47,29 +47,30 @@ def onto_gpu_types(state: ClusterState, wishes: IntArray) -> IntArray:
     jobs, shape = state.jobs, state.shape
     held = np.where(shape.offered > 0, state.held_nodes, 0)
     speed = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.gpu_types])
-    types, fit = jobs.on_gpu_types(shape.gpu_types)
+    types, floor_size = jobs.on_gpu_types(shape.gpu_types)
     of_type = np.stack([held[:, shape.node_gpu_types == g].sum(axis=1) for g in range(len(shape.gpu_types))], axis=1)
-    gpus, gpu_type = choose_gpu_types(jobs.records, wishes, of_type, room_of(shape), speed, types, fit)
+    gpus, gpu_type = choose_gpu_types(jobs.records, wishes, of_type, room_of(shape), speed, types, floor_size)
     return pack(held, gpus, gpu_type, shape.node_gpu_types, shape.offered, False)
 
 
 class GpuTypes(NamedTuple):
     """GPU types for compiled code: G GPU types on N nodes, T job types.
 
-    of_node: [N] number of each node's GPU type. by_type: [T, G] variant of each job type on each GPU type. fit: [T, K +
-    1] `SpeedTables.fit`; empty ([0, 0]) if every size is allowed.
+    of_node: [N] number of each node's GPU type. by_type: [T, G] variant of each job type on each GPU type.
+    floor_size: [T, K + 1] `SpeedTables.floor_size`; empty ([0, 0]) if every size is allowed.
     """
 
     of_node: IntArray
     by_type: IntArray
-    fit: IntArray
+    floor_size: IntArray
 
     @classmethod
     def of(cls, shape: ClusterShape, tables: SpeedTables) -> GpuTypes | None:
         """Return the GPU types of a cluster and its job types; None if the cluster has one GPU type."""
         if len(shape.gpu_types) == 1:
             return None
-        return cls(shape.node_gpu_types, tables.on_gpu_types(np.arange(len(tables.types)), shape.gpu_types), tables.fit)
+        by_type = tables.on_gpu_types(np.arange(len(tables.types)), shape.gpu_types)
+        return cls(shape.node_gpu_types, by_type, tables.floor_size)
 
 
 @njit(error_model="numpy")
@@ -80,7 +81,7 @@ def choose_gpu_types(
     room: IntArray,
     speed: FloatArray,
     types: IntArray,
-    fit: IntArray,
+    floor_size: IntArray,
 ) -> tuple[IntArray, IntArray]:
     """Return the GPUs [n], at most the requested ones [n], and the number of the GPU type [n] of jobs view [n] VIEW.
 
@@ -91,7 +92,7 @@ def choose_gpu_types(
 
     held: [n, G] GPUs of each type that jobs hold. room: [G] GPUs of each type that jobs may hold. speed: [G, n, K + 1]
     speed with 0 to K GPUs of each type; used for growing jobs only. types: [n, G] variant of each job on each GPU type.
-    fit: [T, K + 1] allowed sizes of job types; empty ([0, 0]) if all are.
+    floor_size: [T, K + 1] allowed sizes of job types; empty ([0, 0]) if all are.
     """
     left, can = room.copy(), np.zeros_like(room)
     gpus, gpu_type = np.zeros_like(wishes), np.full_like(wishes, NO_GPU_TYPE)
@@ -99,8 +100,8 @@ def choose_gpu_types(
         for g in range(len(room)):
             if held[row, g] > 0:
                 gpus[row], gpu_type[row] = min(wishes[row], held[row, g]), g
-        if fit.size and gpus[row] > 0:
-            gpus[row] = fit[types[row, gpu_type[row]], gpus[row]]
+        if floor_size.size and gpus[row] > 0:
+            gpus[row] = floor_size[types[row, gpu_type[row]], gpus[row]]
         if gpus[row] > 0:
             left[gpu_type[row]] -= gpus[row]
     for row in range(len(wishes)):
@@ -112,8 +113,8 @@ def choose_gpu_types(
         chosen, soonest, keep, keeps = 0, np.inf, -1, False
         for g in range(len(speed)):
             can[g], most = min(left[g], wishes[row]), min(room[g], wishes[row])
-            if fit.size:
-                can[g], most = fit[types[row, g], can[g]], fit[types[row, g], most]
+            if floor_size.size:
+                can[g], most = floor_size[types[row, g], can[g]], floor_size[types[row, g], most]
             if can[g] < job.min_gpus:
                 can[g] = 0
             if most >= job.min_gpus and (keep < 0 or left[g] > left[keep]):
@@ -126,7 +127,7 @@ def choose_gpu_types(
                 chosen, soonest = g, seconds
         if not keeps:
             gpus[row] = 0
-            if keep >= 0 or not fit.size:
+            if keep >= 0 or not floor_size.size:
                 left[max(keep, 0)] = 0
             continue
         if home != NO_GPU_TYPE and can[home] == wishes[row]:

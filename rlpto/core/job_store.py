@@ -97,12 +97,13 @@ class JobStore:
 
 def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> None:
     """Set the limits in records [M] JOB to sizes that are allowed on some GPU type. Raises JobError if none is."""
-    fit, rows, at = tables.fit_anywhere[records["type_index"]], np.arange(len(records)), np.arange(tables.max_gpus + 1)
-    enough = (fit == at) & (at >= records["min_gpus"][:, None])
-    most = fit[rows, records["max_gpus"]]
+    floor_size = tables.floor_size_anywhere[records["type_index"]]
+    rows, at = np.arange(len(records)), np.arange(tables.max_gpus + 1)
+    enough = (floor_size == at) & (at >= records["min_gpus"][:, None])
+    most = floor_size[rows, records["max_gpus"]]
     fewest = np.where(enough.any(axis=1), enough.argmax(axis=1), len(at))
     for row in np.flatnonzero(fewest > most)[:1].tolist():
-        job, sizes = jobs[row], np.unique(fit[row][fit[row] > 0]).tolist()
+        job, sizes = jobs[row], np.unique(floor_size[row][floor_size[row] > 0]).tolist()
         names = ", ".join(job.gpu_types or tables.gpu_types)
         here = f", here on {names}" if len(tables.gpu_types) > 1 else ""
         if not sizes:
@@ -115,7 +116,7 @@ def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> 
             f"{', '.join(map(str, sizes))} only{here} (min_gpus, max_gpus)"
         )
     records["min_gpus"], records["max_gpus"] = fewest, most
-    records["requested_gpus"] = np.maximum(fit[rows, records["requested_gpus"]], fewest)
+    records["requested_gpus"] = np.maximum(floor_size[rows, records["requested_gpus"]], fewest)
 
 
 def _stop_epochs(

@@ -299,7 +299,7 @@ class JobTable:
             raise ConfigError(f"no speeds on GPUs of type {gpu!r}; known: {', '.join(tables.gpu_types)}")
         types = tables.by_gpu_type[self.type_index, tables.gpu_types.index(gpu)]
         speed = self.speed if np.array_equal(types, self.type_index) else self._speed_of(types)
-        return np.where(tables.fit[types] > 0, speed, 0.0) if tables.fit.size else speed
+        return np.where(tables.floor_size[types] > 0, speed, 0.0) if tables.floor_size.size else speed
 
     @property
     def fit_anywhere(self) -> IntArray:
@@ -307,20 +307,20 @@ class JobTable:
         return self._tables.fit_anywhere
 
     @property
-    def fit(self) -> IntArray | None:
+    def floor_size(self) -> IntArray | None:
         """[n, K + 1] largest allowed size of each job up to k GPUs, on the GPU type that allows most. None if all
         are.
         """
-        return self.fit_anywhere[self.type_index] if self._tables.fit.size else None
+        return self.floor_size_anywhere[self.type_index] if self._tables.floor_size.size else None
 
-    def fit_on(self, gpu_types: Sequence[str]) -> IntArray | None:
+    def floor_size_on(self, gpu_types: Sequence[str]) -> IntArray | None:
         """[G, n, K + 1] largest allowed size of each job up to k GPUs of each GPU type. None if all are allowed."""
-        types, fit = self.on_gpu_types(gpu_types)
-        return fit[types.T] if fit.size else None
+        types, floor_size = self.on_gpu_types(gpu_types)
+        return floor_size[types.T] if floor_size.size else None
 
     def on_gpu_types(self, gpu_types: Sequence[str]) -> tuple[IntArray, IntArray]:
-        """[n, G] `SpeedTables.on_gpu_types` of each job, and [T, K + 1] `SpeedTables.fit`."""
-        return self._tables.on_gpu_types(self.type_index, gpu_types), self._tables.fit
+        """[n, G] `SpeedTables.on_gpu_types` of each job, and [T, K + 1] `SpeedTables.floor_size`."""
+        return self._tables.on_gpu_types(self.type_index, gpu_types), self._tables.floor_size
 
     def types_on(self, types: IntArray, gpu_type: IntArray, gpu_types: Sequence[str]) -> IntArray:
         """[n] variants of job types [n] on GPU types gpu_type [n], numbers in `gpu_types`; unchanged if negative."""

@@ -219,12 +219,12 @@ def starved(cluster: Cluster) -> bool:
     if cluster.held_gpus or not cluster.active_jobs:
         return False
     state = cluster.state()
-    asked, fits = state.jobs.requested_gpus, state.jobs.fit_on(state.shape.gpu_types)
+    asked, floor_size = state.jobs.requested_gpus, state.jobs.floor_size_on(state.shape.gpu_types)
     if int(state.jobs.own_servers.max()) > state.cpu_slots or int(asked.max()) > cluster.up_gpus:
         return False
     enough = room_of(state.shape)[:, None] >= asked
-    if fits is not None:
-        enough &= fits[:, np.arange(len(asked)), asked] > 0
+    if floor_size is not None:
+        enough &= floor_size[:, np.arange(len(asked)), asked] > 0
     return bool(enough.any(axis=0).all())
 
 

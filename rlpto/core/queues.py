@@ -125,9 +125,9 @@ class Queue:
         jobs = state.jobs
         wishes = whole_numbers(allocation.gpus, len(jobs), policy)
         gpus = np.empty_like(wishes)
-        fit = jobs.fit_anywhere
+        floor_size = jobs.floor_size_anywhere
         after = self._settings.reserved_after(len(state.shape.gpu_types))
-        sizes = fit if fit.size else None
+        sizes = floor_size if floor_size.size else None
         bad = admit(jobs.records, wishes, state.capacity, gpus, jobs.store.records, sizes, state.time, after)
         if bad >= 0:
             raise PolicyError(

@@ -209,7 +209,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     ahead = prediction_settings(config.simulator)
     shape = ClusterShape(replace(node, rented=None, up=True) for node in experiment.shape)
     job_type = tables.types[0]
-    gpus = max(int(tables.fit_anywhere[0].max()), 1) if tables.fit.size else 1
+    gpus = max(int(tables.floor_size_anywhere[0].max()), 1) if tables.floor_size.size else 1
     first = Job("0", 0.0, job_type.model, 1.0, float(tables.samples[0]), gpus, max_gpus=gpus)
     jobs = [replace(first, name=name, batch_size=job_type.batch_size, metric=job_type.metric) for name in "01"]
     for name in policies:

@@ -37,7 +37,7 @@ def estimated_by_size(truth: BatchCache, rules: EstimateRules, tables: SpeedTabl
     packed = tables.packed_rows(gpus_per_node)
     first = tables.by_gpu_type[tables.pooled, tables.gpu_type]
     for number in np.unique(first).tolist():
-        if not tables.fit.size or tables.fit[number].any():
+        if not tables.floor_size.size or tables.floor_size[number].any():
             middle, nodes = int(tables.epochs[number]) // 2, int(min(gpus_per_node, tables.node_gpus[number]))
             true = tables.shown_rates[packed[number], min(middle, tables.rates.shape[1] - 1)]
             worth = float(truth.source.epoch_samples(tables.types[number].model)[middle])

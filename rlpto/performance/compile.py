@@ -102,7 +102,7 @@ def compile_tables(
     parts, none = list[TypeTables](), np.zeros(max_gpus + 1, dtype=np.int64)
     for (gpu, size), job_type in product(nodes.items(), types):
         part, named = profiles.type_tables(job_type, max_gpus, size, gpu), nodes.keys() & job_type.gpu_types
-        parts.append(replace(part, fit=none) if named and gpu not in named else part)
+        parts.append(replace(part, floor_size=none) if named and gpu not in named else part)
     on_each, several = len(types), len(nodes)
     parts = [_shown_elsewhere(parts, i, on_each) for i in range(len(parts))]
     variants, types = variants * several, [*types] * several
@@ -135,7 +135,7 @@ def compile_tables(
         gpu_types=tuple(nodes),
         gpu_type=np.repeat(np.arange(several), on_each),
         node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
-        fit=_fit(parts, max_gpus),
+        floor_size=_floor_sizes(parts, max_gpus),
     )
 
 
@@ -156,17 +156,17 @@ def _shown_elsewhere(parts: Sequence[TypeTables], i: int, on_each: int) -> TypeT
     A waiting job counts as on the first GPU type, and policies that ignore types need its speed. on_each: parts a type.
     """
     part = parts[i]
-    if part.fit is None or part.fit.any():
+    if part.floor_size is None or part.floor_size.any():
         return part
-    others = (other for other in parts[i % on_each :: on_each] if other.fit is None or other.fit.any())
-    return replace(next(others, part), fit=part.fit)
+    others = (other for other in parts[i % on_each :: on_each] if other.floor_size is None or other.floor_size.any())
+    return replace(next(others, part), floor_size=part.floor_size)
 
 
-def _fit(parts: Sequence[TypeTables], max_gpus: int) -> IntArray:
-    """[T, K + 1] `SpeedTables.fit`."""
-    if all(part.fit is None for part in parts):
+def _floor_sizes(parts: Sequence[TypeTables], max_gpus: int) -> IntArray:
+    """[T, K + 1] `SpeedTables.floor_size`."""
+    if all(part.floor_size is None for part in parts):
         return np.zeros((0, 0), dtype=np.int64)
-    return np.stack([np.arange(max_gpus + 1) if part.fit is None else part.fit for part in parts])
+    return np.stack([np.arange(max_gpus + 1) if part.floor_size is None else part.floor_size for part in parts])
 
 
 def _held(array: FloatArray, length: int) -> FloatArray:

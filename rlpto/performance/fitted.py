@@ -65,11 +65,12 @@ class FittedProfiles:
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
         row[1, 0] = row[0, 0]  # one GPU never spans two nodes
         row[0, gpus_per_node:] = row[1, gpus_per_node:]  # and more GPUs than gpus_per_node never fit on one
-        fit = None
+        floor_size = None
         if isinstance(profile.throughput, SizeTable):
-            fit = profile.throughput.fit(max_gpus) if self.profile(job_type.model).fits(gpu) else np.zeros_like(held)
+            runs = self.profile(job_type.model).fits(gpu)
+            floor_size = profile.throughput.floor_size(max_gpus) if runs else np.zeros_like(held)
             # GPUs beyond an allowed size idle, so policies see no gain in them; `Queue.admit` allocates none.
-            row = row[:, np.maximum(np.where(fit > 0, fit, held)[1:], 1) - 1]
+            row = row[:, np.maximum(np.where(floor_size > 0, floor_size, held)[1:], 1) - 1]
         return TypeTables(
             facts=self.facts(job_type.model),
             rates=rates,
@@ -77,7 +78,7 @@ class FittedProfiles:
             exact={},
             accuracy=np.maximum.accumulate(profile.accuracy(np.arange(profile.epochs + 1))),
             score=None if METRICS[job_type.metric].exponent == 1 else score,
-            fit=fit,
+            floor_size=floor_size,
         )
 
     def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ANY_GPU) -> BatchPerformance:

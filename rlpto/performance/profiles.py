@@ -183,7 +183,7 @@ class TypeTables:
     accuracy: [P + 1]. known_remaining, known_speed: [P + 1] and [K + 1], or None.
     score: [R, P] score that jobs maximise when choosing the batch size, in any unit shared by all types of a model and
     metric. Default: the rates.
-    fit: [K + 1] largest allowed size up to each number of GPUs, or 0. Default: every size is allowed.
+    floor_size: [K + 1] largest allowed size up to each number of GPUs, or 0. Default: every size is allowed.
     """
 
     facts: ModelLimits
@@ -194,7 +194,7 @@ class TypeTables:
     known_remaining: FloatArray | None = None
     known_speed: FloatArray | None = None
     score: FloatArray | None = None
-    fit: IntArray | None = None
+    floor_size: IntArray | None = None
 
 
 class ProfileSource(Protocol):

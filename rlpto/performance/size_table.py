@@ -76,7 +76,7 @@ class SizeTable:
         seconds = np.where(nodes > 1, several, one) * np.maximum(self.steps[0][1] / gpus, 1.0)
         return np.asarray(seconds * (1 + np.asarray(accumulation)))
 
-    def fit(self, max_gpus: int) -> IntArray:
+    def floor_size(self, max_gpus: int) -> IntArray:
         """[max_gpus + 1] largest allowed size up to each number of GPUs, or 0."""
         return largest_sizes(self.sizes, max_gpus)
 

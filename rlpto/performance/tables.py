@@ -86,8 +86,8 @@ class SpeedTables:
     `rates`.
     sizes_seen, speed_sigma: [T] numbers of GPUs at which steps were measured, and [T, SPANS, K + 1] standard deviation
     of the logarithm of the speed, on one node and on several. Default: speeds are exact, or their errors are unknown.
-    fit: [T, K + 1] int64, largest size up to k GPUs that is allowed on the type's GPU type, or 0; all zeros if the
-    model does not fit on the GPU type or its jobs may not use it. Default: every type may have all sizes ([0, 0]).
+    floor_size: [T, K + 1] int64, largest size up to k GPUs that is allowed on the type's GPU type, or 0; all zeros if
+    the model does not fit on the GPU type or its jobs may not use it. Default: every type may have all sizes ([0, 0]).
     written: [T] how many times each type was written, in tables of jobs that learn. Default: tables never change.
     """
 
@@ -114,7 +114,7 @@ class SpeedTables:
     sizes_seen: FloatArray | None = None
     speed_sigma: FloatArray | None = None
     written: IntArray | None = None
-    fit: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    floor_size: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -142,27 +142,27 @@ class SpeedTables:
         return int(self.row.shape[2]) - 1
 
     @property
-    def fit_anywhere(self) -> IntArray:
-        """[T, K + 1] `fit` on the GPU type that allows most; empty if `fit` is."""
-        if not self.fit.size or len(self.gpu_types) == 1:
-            return self.fit
-        most = np.zeros_like(self.fit)
+    def floor_size_anywhere(self) -> IntArray:
+        """[T, K + 1] `floor_size` on the GPU type that allows most; empty if `floor_size` is."""
+        if not self.floor_size.size or len(self.gpu_types) == 1:
+            return self.floor_size
+        most = np.zeros_like(self.floor_size)
         for types in self.by_gpu_type.T:
-            np.maximum(most, np.where(types[:, None] == NO_TYPE, 0, self.fit[types]), out=most)
+            np.maximum(most, np.where(types[:, None] == NO_TYPE, 0, self.floor_size[types]), out=most)
         return most
 
     def within(self, gpus_by_type: Mapping[str, int]) -> SpeedTables:
         """Return these tables without allowed sizes that exceed the GPUs of their type in the cluster."""
-        if not self.fit.size:
+        if not self.floor_size.size:
             return self
         every, most = (
             np.arange(self.max_gpus + 1),
             np.array([gpus_by_type[gpu] for gpu in self.gpu_types])[self.gpu_type],
         )
         limited = np.array([bool(job_type.gpu_types) for job_type in self.types])
-        most[~limited & (self.fit == every).all(axis=1)] = self.max_gpus
+        most[~limited & (self.floor_size == every).all(axis=1)] = self.max_gpus
         sizes = np.minimum(every, most[:, None])
-        return replace(self, fit=np.take_along_axis(self.fit, sizes, axis=1))
+        return replace(self, floor_size=np.take_along_axis(self.floor_size, sizes, axis=1))
 
     def take_over(self, other: SpeedTables, types: IntArray) -> None:
         """Copy `types` [n] and their variants again from the original of these tables, if they were written since."""
@@ -173,8 +173,8 @@ class SpeedTables:
         for name in ("accuracy", "epochs", "samples", "rescale_delay", "accuracy_ahead", "type_records", "gpu_type",
                      "node_gpus", "sizes_seen", "speed_sigma", "written"):  # fmt: skip
             getattr(self, name)[changed] = getattr(other, name)[changed]
-        if self.fit.size:
-            self.fit[changed] = other.fit[changed]
+        if self.floor_size.size:
+            self.floor_size[changed] = other.floor_size[changed]
         for job_type in changed.tolist():
             rows = self.row[job_type, :, 1:]
             first, last = int(rows.min()), int(rows.max()) + 1
@@ -213,9 +213,9 @@ class SpeedTables:
 
     def unit(self, number: int) -> int:
         """Greatest common divisor of the allowed sizes of a type, in GPUs; 0 where any number is allowed."""
-        if not self.fit.size or np.array_equal(self.fit[number], np.arange(self.max_gpus + 1)):
+        if not self.floor_size.size or np.array_equal(self.floor_size[number], np.arange(self.max_gpus + 1)):
             return 0
-        return int(np.gcd.reduce(self.fit[number]))
+        return int(np.gcd.reduce(self.floor_size[number]))
 
     @cached_property
     def by_gpu_type(self) -> IntArray:

@@ -174,7 +174,7 @@ class Planner(BasePolicy[PlannerOptions]):
             store.records[None], state.shape, tables, self._simulator, 0, keep_log=False, follow_accuracy=late
         )
         take_up_all(world, state.time, state.shape, placement)
-        by_gpu_type = shown.fit.size and shown.by_gpu_type.shape[1] == len(shown.gpu_types)
+        by_gpu_type = shown.floor_size.size and shown.by_gpu_type.shape[1] == len(shown.gpu_types)
         gpu_types = GpuTypes.of(state.shape, shown) if by_gpu_type else None
         loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, gpu_types=gpu_types)
         return loop, Start(*(getattr(world, name)[:1].copy() for name in Start._fields))

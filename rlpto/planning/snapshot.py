@@ -131,7 +131,7 @@ def known_speeds(estimates: EstimatedSpeeds, gpus_per_node: int) -> EstimatedSpe
         score_rates=score,
         known_speed=speed,
         known_remaining=remaining,
-        fit=tables.fit[kind] if tables.fit.size else tables.fit,
+        floor_size=tables.floor_size[kind] if tables.floor_size.size else tables.floor_size,
         **{name: getattr(tables, name)[kind] for name in columns},
     )
     present = np.flatnonzero(kind == estimates.type_index[job])

@@ -103,10 +103,10 @@ class Coach(BasePolicy[CoachOptions]):
         """Grow jobs until nothing is gained or nothing is free; probes come before growth."""
         jobs = state.jobs
         if not jobs.has_servers:
-            if jobs.fit is None:
+            if jobs.floor_size is None:
                 steps = single_steps(np.diff(jobs.speed, append=jobs.speed[:, -1:]), jobs.max_gpus)
             else:
-                steps = size_steps(jobs.speed, jobs.fit, jobs.max_gpus)
+                steps = size_steps(jobs.speed, jobs.floor_size, jobs.max_gpus)
             return Allocation(grow_from_lowest(np.arange(len(jobs)), jobs.min_gpus, steps, state.capacity))
         self._observe(jobs)
         limits = Limits(

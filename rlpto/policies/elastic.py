@@ -105,10 +105,10 @@ class Optimus(BasePolicy[NoOptions]):
             seconds = 1.0 / jobs.speed
             np.subtract(seconds[:, 1:-1], seconds[:, 2:], out=gain[:, 1:-1])
             gain *= jobs.remaining[:, None]
-        if jobs.fit is None:
+        if jobs.floor_size is None:
             steps = single_steps(gain, jobs.max_gpus)
         else:
-            steps = size_steps(-seconds * jobs.remaining[:, None], jobs.fit, jobs.max_gpus)
+            steps = size_steps(-seconds * jobs.remaining[:, None], jobs.floor_size, jobs.max_gpus)
         grown = grow_from_lowest(np.arange(len(jobs)), jobs.min_gpus, steps, state.capacity)
         return Allocation(grown, np.argsort(grown, kind="stable"))
 

@@ -162,13 +162,13 @@ def grow(
     return _grow(gpus, target, (score,), lowest, capacity, threshold)
 
 
-def size_steps(value: FloatArray, fit: IntArray, highest: IntArray) -> GrowthSteps:
+def size_steps(value: FloatArray, floor_size: IntArray, highest: IntArray) -> GrowthSteps:
     """Return the steps from any number of GPUs to the next allowed size up to highest [n].
 
-    fit: [n, K + 1] of `JobTable.fit`. value: [n, K + 1], not finite where it is unknown, such as without GPUs.
+    floor_size: [n, K + 1] `JobTable.floor_size`. value: [n, K + 1], not finite where it is unknown, as without GPUs.
     """
-    gpus = np.arange(fit.shape[1])
-    sizes = np.where((fit == gpus) & (gpus <= highest[:, None]), gpus, len(gpus))
+    gpus = np.arange(floor_size.shape[1])
+    sizes = np.where((floor_size == gpus) & (gpus <= highest[:, None]), gpus, len(gpus))
     later = np.minimum.accumulate(sizes[:, ::-1], axis=1)[:, ::-1]  # the first size from each number of GPUs on
     target = np.where(np.roll(later, -1, axis=1) < len(gpus), np.roll(later, -1, axis=1), gpus)
     target[:, -1] = gpus[-1]

@@ -98,16 +98,17 @@ def find_choices(
     held now. free: [n] whether the allocation may change."""
     jobs, shape = state.jobs, state.shape
     most = np.clip((options.growth * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
-    speeds, fits = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.gpu_types]), jobs.fit_on(shape.gpu_types)
+    speeds = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.gpu_types])
     at, allowed = np.arange(speeds.shape[2]), np.zeros(speeds.shape, dtype=bool)
     for number, sizes in enumerate(configurations(shape)):
         allowed[number][:, [size for size in sizes if size < len(at)]] = True
     own, least = np.flatnonzero((gpu_type != NO_GPU_TYPE) & (gpus > 0)), np.flatnonzero(jobs.min_gpus > 1)
     allowed[gpu_type[own], own, gpus[own]] = True
     allowed[:, least, jobs.min_gpus[least]] = True
-    if fits is not None:
-        sized = (fits != np.minimum(at, fits[..., -1:])).any(axis=(0, 2))  # other jobs allow every size up to a maximum
-        allowed = (fits == at) & (at > 0) & (allowed | sized[:, None])
+    if (floor_size := jobs.floor_size_on(shape.gpu_types)) is not None:
+        every = np.minimum(at, floor_size[..., -1:])  # other jobs allow every size up to a maximum
+        sized = (floor_size != every).any(axis=(0, 2))
+        allowed = (floor_size == at) & (at > 0) & (allowed | sized[:, None])
         most = np.maximum(most, np.where(sized, allowed.argmax(axis=2), 0))  # the smallest size depends on the GPU type
     limit = np.minimum(most, room_of(shape)[:, None])
     allowed &= (at >= jobs.min_gpus[:, None]) & (at <= limit[..., None]) & free[:, None]

@@ -56,8 +56,8 @@ class Shown(NamedTuple):
 class Estimates(NamedTuple):
     """What policies' estimates follow from.
 
-    packed: [T, K + 1] rows of the speed tables, and rates: [R, P] their rates. fit: [T, K + 1]
-    `SpeedTables.fit_anywhere`, or empty. accuracy_ahead: [T, P]. remaining, speed: columns of the tables, or empty.
+    packed: [T, K + 1] rows of the speed tables, and rates: [R, P] their rates. floor_size: [T, K + 1]
+    `SpeedTables.floor_size_anywhere`, or empty. accuracy_ahead: [T, P]. remaining, speed: columns, or empty.
     rules, pooled: rules of estimates, and [T] `SpeedTables.pooled`. seen: [B, T or M] observation level of each job
     type, or of each job. noise: [W, M, 2 + K + 1] factors on remaining, on speed, and on scaling with 0..K GPUs; or
     empty.
@@ -65,7 +65,7 @@ class Estimates(NamedTuple):
 
     packed: IntArray
     rates: FloatArray
-    fit: IntArray
+    floor_size: IntArray
     accuracy_ahead: FloatArray
     remaining: FloatArray
     speed: FloatArray
@@ -141,7 +141,7 @@ def build_loop(
     steps = GrowthSteps(np.zeros((count, most, width), dtype=np.int64), np.zeros((count, most, width)))
     known = np.zeros((count, most), dtype=KNOWN)
     known["job"] = -1
-    shown = tables.fit_anywhere, tables.accuracy_ahead, tables.shown_remaining, tables.shown_speed
+    shown = tables.floor_size_anywhere, tables.accuracy_ahead, tables.shown_remaining, tables.shown_speed
     rates, pooled = np.ascontiguousarray(tables.shown_rates), np.ascontiguousarray(tables.pooled)
     seen = np.zeros((count, len(tables.own) if estimates.shared else most), dtype=np.int64)
     rules = queue.strict, queue.reserved_after(1 if kinds is None else 2), np.arange(most)
@@ -341,7 +341,7 @@ def give_on_gpu_types(gpu_types: GpuTypes, loop: Loop, b: int) -> None:
                     estimate_speed(estimates.rules, shown[row], level, speed[g, row])
     for node in range(len(offered)):
         room[gpu_types.of_node[node]] += offered[node]
-    gpus, chosen = choose_gpu_types(view, view["gpus"].copy(), of_type, room, speed, on_each, gpu_types.fit)
+    gpus, chosen = choose_gpu_types(view, view["gpus"].copy(), of_type, room, speed, on_each, gpu_types.floor_size)
     for row in range(n):
         view[row].gpus = gpus[row]
         if gpus[row] > 0:

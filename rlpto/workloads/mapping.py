@@ -196,7 +196,7 @@ def map_jobs(
             epochs = _epochs_taking(
                 duration / usual, _packed_rows(tables, gpus_per_node)[job_type, gpus], job_type, tables
             )
-        if settings.mode == "named" and tables.fit.size:
+        if settings.mode == "named" and tables.floor_size.size:
             _check_sizes(trace, tables, job_type, gpus)
         data_size = data_size * usual / seconds[job_type, gpus]
     most = _max_gpus(gpus, settings, bound, limits[job_type])
@@ -231,8 +231,8 @@ def map_jobs(
 
 def _check_sizes(trace: Trace, tables: SpeedTables, job_type: IntArray, gpus: IntArray) -> None:
     """Raise JobError for a job that requests a number of GPUs on which its model does not run."""
-    for at in np.flatnonzero(tables.fit_anywhere[job_type, gpus] != gpus)[:1].tolist():
-        sizes = np.unique(tables.fit_anywhere[job_type[at]])
+    for at in np.flatnonzero(tables.floor_size_anywhere[job_type, gpus] != gpus)[:1].tolist():
+        sizes = np.unique(tables.floor_size_anywhere[job_type[at]])
         raise JobError(
             f"job {trace.texts('name')[at]}: model {tables.types[job_type[at]].model} does not run on {gpus[at]} GPUs; "
             f"expected one of {', '.join(map(str, sizes[sizes > 0].tolist())) or 'another model'}"
@@ -282,8 +282,8 @@ def _seconds_packed(tables: SpeedTables, gpus_per_node: int) -> FloatArray:
     """Return the seconds [T, K + 1] that a job type's default epochs over its default data take on k packed GPUs of
     the first GPU type on which it runs; infinity if it runs on none."""
     seconds = tables.elapsed[_packed_rows(tables, gpus_per_node), tables.epochs[:, None]]
-    if tables.fit.size:
-        seconds = np.where(tables.fit > 0, seconds, np.inf)
+    if tables.floor_size.size:
+        seconds = np.where(tables.floor_size > 0, seconds, np.inf)
     for types in tables.by_gpu_type.T[1:]:
         seconds = np.where(np.isfinite(seconds), seconds, seconds[types])
     return seconds

@@ -93,7 +93,7 @@ def test_a_job_that_does_not_fit_the_fastest_kind_goes_to_another(allowed: bool)
     tables = with_gpu_types(random_tables(0, 10, 10.0), sizes)
     if allowed:
         only_four = np.where(np.arange(tables.max_gpus + 1) < 4, 0, 4)
-        tables = replace(tables, fit=np.tile(only_four, (len(tables.types), 1)))
+        tables = replace(tables, floor_size=np.tile(only_four, (len(tables.types), 1)))
     jobs = (replace(job, min_gpus=1 if allowed else 4, max_gpus=4, requested_gpus=4),)
     cluster = WatchedCluster(nodes, jobs, tables, SimulatorSettings())
     assert np.isfinite(played(cluster, make_policy("fifo")).jobs.finish_time).all()

@@ -120,7 +120,7 @@ def test_a_node_is_not_given_away_twice() -> None:
 def test_jobs_that_are_cut_keep_their_largest_parts() -> None:
     """The last job may not have five GPUs, and is cut to the next smaller size."""
     tables = linear_tables()
-    tables = replace(tables, fit=np.tile(largest_sizes((1, 3, 4, 6), tables.max_gpus), (len(tables.types), 1)))
+    tables = replace(tables, floor_size=np.tile(largest_sizes((1, 3, 4, 6), tables.max_gpus), (len(tables.types), 1)))
     cluster = make_cluster([job(0, gpus=4), job(1, max_gpus=6)], tables, NODES)
     admitted = admit(cluster, placement=[[4, 0, 0], [0, 2, 3]])
     assert admitted.gpus.tolist() == [4, 4]

@@ -38,9 +38,9 @@ def tables_of(*, sizes: bool) -> SpeedTables:
     if not sizes:
         return tables
     count, allowed = len(TABLES.types), largest_sizes(SIZES, TABLES.max_gpus)
-    fit = np.tile(allowed, (2 * count, 1))
-    fit[:count] = np.where(np.arange(count)[:, None] % 2, fit[:count], 0)
-    return replace(tables, fit=fit)
+    floor_size = np.tile(allowed, (2 * count, 1))
+    floor_size[:count] = np.where(np.arange(count)[:, None] % 2, floor_size[:count], 0)
+    return replace(tables, floor_size=floor_size)
 
 
 def jobs_of(seed: int, count: int = 25) -> list[Job]:

@@ -17,7 +17,7 @@ def test_measured_sizes_are_as_measured_and_those_between_in_between() -> None:
     assert table.step_time([1, 1, 2], [4, 8, 16], 1) == pytest.approx([8.0, 5.0, 3.0])
     assert table.step_time(1, 6, 1) == pytest.approx(5.0 * (8 / 6) ** (np.log(8 / 5) / np.log(2)))
     assert table.step_time(1, 4, 1, 2) == pytest.approx(24.0), "two more gradient computations"
-    assert table.fit(20).tolist() == [0] * 4 + [4] * 4 + [8] * 8 + [16] * 5
+    assert table.floor_size(20).tolist() == [0] * 4 + [4] * 4 + [8] * 8 + [16] * 5
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ class TestShippedProfiles:
         profile = source.profiles["mpt-30b"]
         for gpu_type, name in enumerate(tables.gpu_types):
             law = profile.tables()[name]
-            assert set(np.unique(tables.fit[gpu_type])) == {0, *(size for size in law.sizes if size <= 128)}
+            assert set(np.unique(tables.floor_size[gpu_type])) == {0, *(size for size in law.sizes if size <= 128)}
             for nodes, gpus, seconds in law.steps:
                 if gpus <= 128:
                     rate = tables.rates[tables.packed_rows(8)[gpu_type, gpus], 0] * profile.samples
                     assert rate == pytest.approx(profile.batch.base / seconds, rel=1e-3), (name, nodes, gpus)
 
         tables = compile_tables(load_profiles("llm"), [JobType("mpt-125m")], 16, 8, gpu_types={"v100": 8, "a100": 8})
-        assert tables.fit.max(axis=1).tolist() == [0, 16]
-        assert tables.fit_anywhere.max(axis=1).tolist() == [16, 16]
+        assert tables.floor_size.max(axis=1).tolist() == [0, 16]
+        assert tables.floor_size_anywhere.max(axis=1).tolist() == [16, 16]

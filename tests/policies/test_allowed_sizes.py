@@ -38,8 +38,8 @@ def cluster_with(slow: tuple[int, ...], fast: tuple[int, ...], *jobs: Job) -> Si
     """Eight slow GPUs and eight fast ones, and sizes that all jobs may have on each kind."""
     tables = with_gpu_types(linear_tables(gpus=16), {"slow": (1.0, 8), "fast": (3.0, 8)})
     nodes = (Node(8, gpu="slow"), Node(8, gpu="fast"))
-    fit = np.stack([largest_sizes((slow, fast)[gpu_type], tables.max_gpus) for gpu_type in tables.gpu_type])
-    return SimulatedCluster(nodes, list(jobs), replace(tables, fit=fit), SimulatorSettings())
+    floor_size = np.stack([largest_sizes((slow, fast)[gpu_type], tables.max_gpus) for gpu_type in tables.gpu_type])
+    return SimulatedCluster(nodes, list(jobs), replace(tables, floor_size=floor_size), SimulatorSettings())
 
 
 def test_wishes_are_cut_to_the_largest_size_of_the_kind() -> None:
@@ -100,8 +100,8 @@ def watched(policy: Policy) -> Scripted:
 
     def decide(state: ClusterState) -> Allocation:
         held, jobs = state.held_nodes, state.jobs
-        fits, gpus = jobs.fit_on(state.shape.gpu_types), held.sum(axis=1)
-        allowed = fits[gpu_types_of(held, state.shape), np.arange(len(jobs)), gpus]
+        floor_size, gpus = jobs.floor_size_on(state.shape.gpu_types), held.sum(axis=1)
+        allowed = floor_size[gpu_types_of(held, state.shape), np.arange(len(jobs)), gpus]
         assert (allowed == gpus).all(), "a job runs on a size that is not allowed, or a kind on which it does not fit"
         return policy(state)
 

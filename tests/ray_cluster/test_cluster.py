@@ -367,7 +367,7 @@ class Interrupted:
 
 def test_a_job_has_allowed_sizes_whatever_a_policy_asks_for_and_after_a_node_died(database: SessionDatabase) -> None:
     backend, tables = FakeBackend(FakeTime(), {"l": 1, "m": 1, "n": 2}), linear_tables(0.1, 8)
-    tables = replace(tables, fit=np.tile(largest_sizes((2, 4), tables.max_gpus), (len(tables.types), 1)))
+    tables = replace(tables, floor_size=np.tile(largest_sizes((2, 4), tables.max_gpus), (len(tables.types), 1)))
     cluster = make_cluster(backend, [elastic(0, epochs=10.0, most=5)], database, tables=tables)
     assert cluster.store.records[["min_gpus", "requested_gpus", "max_gpus"]][0].tolist() == (2, 2, 4)
     asked = iter([3, 4])

@@ -52,7 +52,7 @@ def compile_scheduled(models: Mapping[str, ScheduledModel], max_gpus: int) -> Sc
         rescale_delay=np.array([one.rescale_delay for one in given]),
         exact_keys=np.zeros(0, dtype=np.int64),
         exact_rows=np.zeros(0, dtype=np.int32),
-        fit=np.where(number >= gpus, gpus, 0),
+        floor_size=np.where(number >= gpus, gpus, 0),
         batches=np.stack([one.batches[epochs] for one, epochs in zip(given, held, strict=True)]),
     )
 
