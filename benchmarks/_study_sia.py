@@ -139,7 +139,7 @@ def parity(plan: Plan) -> Part:
                 data = facts.samples * SLOWDOWNS.get(row.application, SLOWDOWN)
                 jobs.append(Job(row.name, float(row.time), row.application, facts.epochs, data, 1, 1, shape.most_gpus))
             types = [JobType(model) for model in sorted(set(models))]
-            tables = compile_tables(profiles, types, shape.most_gpus, 8, kinds=shape.kind_sizes)
+            tables = compile_tables(profiles, types, shape.most_gpus, 8, gpu_types=shape.node_sizes)
             knowledge, queue = Knowledge(performance=BatchCache(profiles)), QueueSettings(aging_normal=1e9)
             records = play(shape, jobs, tables, make_policy(policy), settings, queue, knowledge=knowledge).jobs
             jct.append(records.finish_time - records.submit_time)

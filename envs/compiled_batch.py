@@ -121,7 +121,7 @@ def build_batch(
         return build_world(slots, shape, tables, simulator, 0, keep_log=False, follow_accuracy=reward.shortfall > 0)
 
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)
-    parts = (queue, shape.gpus_per_node, noise, estimates, Kinds.of(shape, tables))
+    parts = (queue, shape.gpus_per_node, noise, estimates, GpuTypes.of(shape, tables))
     return CompiledBatch(
         loop=build_loop(world(count), tables, *parts),
         blank=world(1),

@@ -51,7 +51,7 @@ def allowed(floor_size: IntArray | None, jobs: AnyArray, view: AnyArray, i: int,
     """Largest allowed size up to `gpus` of the job in row i of a view. The other arguments are those of `admit`."""
     if floor_size is None:
         return gpus
-    return int(fit[jobs[view[i].index].estimated_type, gpus]) if fit.size else gpus
+    return int(floor_size[jobs[view[i].index].estimated_type, gpus]) if floor_size.size else gpus
 
 
 @njit()

@@ -84,7 +84,7 @@ class JobStore:
             worst = jobs[int(records["max_gpus"].argmax())]
             raise JobError(f"job {worst.name}: max_gpus {worst.max_gpus}, but speed tables end at {tables.max_gpus}")
         records["type_index"] = records["estimated_type"] = [index[job_type] for job_type in types]
-        if tables.fit.size:
+        if tables.floor_size.size:
             _set_limits(jobs, records, tables)
         records["scale"] = tables.samples[records["type_index"]] / records["data_size"]
         records["start_time"] = records["finish_time"] = records["measured_accuracy"] = np.nan

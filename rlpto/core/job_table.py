@@ -302,9 +302,9 @@ class JobTable:
         return np.where(tables.floor_size[types] > 0, speed, 0.0) if tables.floor_size.size else speed
 
     @property
-    def fit_anywhere(self) -> IntArray:
-        """[T, K + 1] `SpeedTables.fit_anywhere` by job type, such as each job's `estimated_type`; or empty."""
-        return self._tables.fit_anywhere
+    def floor_size_anywhere(self) -> IntArray:
+        """[T, K + 1] `SpeedTables.floor_size_anywhere` by job type, such as each job's `estimated_type`; or empty."""
+        return self._tables.floor_size_anywhere
 
     @property
     def floor_size(self) -> IntArray | None:

@@ -294,8 +294,8 @@ def fill_estimates(
     for i in range(len(view)):
         row = view[i]
         job = jobs[row.index]
-        kind = job.estimated_type
-        epochs = types[kind].epochs
+        job_type = job.estimated_type
+        epochs = types[job_type].epochs
         epoch = min(int(job.progress), epochs - 1)
         left = known_remaining[job_type, epoch] if known_remaining.size else job.epochs - job.progress
         row.epochs = job.epochs

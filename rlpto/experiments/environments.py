@@ -177,12 +177,14 @@ def start_weights(config: Config) -> FloatArray:
 
 def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
     """Return speed tables with the job types of all experiments."""
-    kinds = {kind for experiment in experiments for kind in experiment.tables().types}
+    job_types = {job_type for experiment in experiments for job_type in experiment.tables().types}
     most = max(experiment.tables().max_gpus for experiment in experiments)
     for experiment in experiments:
-        if set(experiment.tables().types) == kinds and experiment.tables().max_gpus == most:
+        if set(experiment.tables().types) == job_types and experiment.tables().max_gpus == most:
             return experiment.tables()
-    ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0, kind.metric, kind.gpu_types))
+    ordered = sorted(
+        job_types, key=lambda job_type: (job_type.model, job_type.batch_size or 0, job_type.metric, job_type.gpu_types)
+    )
     shape = experiments[0].shape
     tables = compile_tables(experiments[0].profiles, ordered, most, shape.gpus_per_node, gpu_types=shape.node_sizes)
     return tables.within(shape.gpus_by_type)

@@ -121,7 +121,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         shown_label(by_label.get(reference, reference)),
         seed=config.seed,
         forecast=config.forecast.mode,
-        notes=lacking_types([workload.trace(window) for window in workload.names()], experiment.shape.kinds)
+        notes=lacking_types([workload.trace(window) for window in workload.names()], experiment.shape.gpu_types)
         + ([repetition.text] if repetition is not None and repetition.is_high else []),
     )
     write_csv(found, folder)
@@ -131,7 +131,9 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         from rlpto.evaluation.report import About, report_html
 
         tables = experiment.tables().with_rescale_delay(config.simulator.rescale_delay)
-        delays = {kind.model: delay for kind, delay in zip(tables.types, tables.rescale_delay.tolist(), strict=True)}
+        delays = {
+            job_type.model: delay for job_type, delay in zip(tables.types, tables.rescale_delay.tolist(), strict=True)
+        }
         plots = [*all_plots(found, finished, delays), *nodes_plots(found, finished)]
         write_plots(plots, folder / "plots")
         about = About(

@@ -83,7 +83,7 @@ class Experiment:
 
     def speed_ratio(self, model: str, gpu: str, other: str) -> float:
         """Return a model's throughput on one GPU of type `gpu`, relative to GPU type `other`."""
-        own, its = (self.profiles.one_gpu_throughput(model, kind) for kind in (gpu, other))
+        own, its = (self.profiles.one_gpu_throughput(model, name) for name in (gpu, other))
         return own / its
 
     def without_guesses(self, record: RunRecord) -> RunRecord:
@@ -127,7 +127,9 @@ class Experiment:
             getattr(policy, "knowledge_rules", known.rules),
             shared=known.rules.shared,
             ahead=isinstance(policy, LookaheadPolicy),
-            shown=policy is None or reads_speeds(policy) or len(self.shape.kinds) > 1,  # the queue asks which is faster
+            shown=policy is None
+            or reads_speeds(policy)
+            or len(self.shape.gpu_types) > 1,  # the queue asks which is faster
         )
         knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed), rules=rules)
         return SimulatedCluster(self.shape, jobs, tables, self.config.simulator, own_seed, knowledge, self.background)

@@ -147,7 +147,7 @@ class WindowedWorkload:
         """Return the trace without jobs that are too large for the cluster, if the settings skip such jobs."""
         if self._settings.mapping.oversized != "skip":
             return trace
-        return trace.take(trace.gpus <= trace.allowed_types(self._shape.kind_gpus)[1])
+        return trace.take(trace.gpus <= trace.allowed_types(self._shape.gpus_by_type)[1])
 
     @cached_property
     def _traces(self) -> dict[Path, Trace]:
@@ -201,7 +201,7 @@ class WindowedWorkload:
             types = {
                 job_type._replace(gpu_types=names)
                 for trace in traces
-                for names in set(trace.allowed_types(self._shape.kind_gpus)[0])
+                for names in set(trace.allowed_types(self._shape.gpus_by_type)[0])
                 for job_type in job_types(trace, workload.mapping, self.models, workload.metric, self._batch_sizes)
             }
             most = min(most, max(*(int(trace.gpus.max()) for trace in traces), workload.mapping.max_gpus))
@@ -220,10 +220,10 @@ class WindowedWorkload:
                 self._profiles,
                 *self._job_types,
                 shape.gpus_per_node,
-                kinds=shape.kind_sizes,
+                gpu_types=shape.node_sizes,
                 choose_batches="batch_sizes" in chosen,
                 choose_servers="servers" in chosen,
-            ).within(shape.kind_gpus)
+            ).within(shape.gpus_by_type)
         return self._tables[chosen]
 
     # Windows and jobs -----------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class WindowedWorkload:
                 shape.gpus_per_node,
                 self._useful_gpus,
                 workload.metric,
-                shape.kind_gpus,
+                shape.gpus_by_type,
             )
         return jobs if factor == 1 else [replace(job, submit_time=job.submit_time * factor) for job in jobs]
 

@@ -259,7 +259,9 @@ def size_prior_without(model: str) -> ThroughputPrior:
         fit_with_prior(_rows(table, unit, limits.base), prior_without(model), reference_batch(limits, unit)).point
         for name, profile in large_profiles().items()
         if name != model
-        for limits, table in ((profile.on(kind).batch, speed.throughput) for kind, speed in profile.gpu_types.items())
+        for limits, table in (
+            (profile.on(gpu_type).batch, speed.throughput) for gpu_type, speed in profile.gpu_types.items()
+        )
         if isinstance(table, SizeTable) and len(table.sizes) >= FEWEST_SIZES
         for unit in (int(np.gcd.reduce(table.sizes)),)
     ]

@@ -50,8 +50,8 @@ def _speeds(
     number: int, truth: BatchCache, rules: EstimateRules, tables: SpeedTables, gpus_per_node: int, epoch: int
 ) -> FloatArray:
     """[L, K + 1] estimated samples per second of a type, converted to the base batch, from steps in an epoch."""
-    job_type, most, kind = tables.types[number], tables.max_gpus, tables.gpu_types[tables.gpu_type[number]]
-    limits, exponent = truth.source.limits(job_type.model, kind), METRICS[job_type.metric].exponent
+    job_type, most, gpu_type = tables.types[number], tables.max_gpus, tables.gpu_types[tables.gpu_type[number]]
+    limits, exponent = truth.source.limits(job_type.model, gpu_type), METRICS[job_type.metric].exponent
     unit = tables.unit(number)
     prior = prior_for(job_type.model, unit) if rules.method == "bayes" else None
     fit = ThroughputFit(limits, job_type.batch_size, most, exponent, prior, max(unit, 1))
@@ -61,7 +61,7 @@ def _speeds(
         gpus = 1 << level >> 1
         if 0 < gpus <= useful_gpus(job_type.batch_size, most, limits):
             placement = packed_groups(gpus, gpus_per_node)
-            true = truth(job_type, placement, kind)
+            true = truth(job_type, placement, gpu_type)
             choice = int(np.argmax(true.rates[:, epoch]))
             size = len(placement), gpus, int(true.batches.taken[choice])
             if fit.observe(Step(*size, float(true.step[choice]), float(true.sync[choice]))):

@@ -29,7 +29,7 @@ from rlpto.performance.fitted import SPANS, FittedProfiles
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import PARAMETERS, Probes, ServerParams, fit_speed
 from rlpto.performance.profiles import ModelLimits, Profile, TypeTables
-from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
+from rlpto.performance.tables import ANY_GPU, JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 
 Ratio = Callable[[str, str, str], float]
@@ -171,14 +171,14 @@ class EstimatedJob:
         )
 
     def type_tables(
-        self, job_type: JobType, gpu: str, max_gpus: int, kinds: Mapping[str, int], ratio: Ratio
+        self, job_type: JobType, gpu: str, max_gpus: int, gpu_types: Mapping[str, int], ratio: Ratio
     ) -> TypeTables:
         """Return the speed of each size: measured if available, else fitted, or projected if this GPU type has no
-        fit. kinds: size of the largest node by GPU type."""
+        fit. gpu_types: size of the largest node by GPU type."""
         laws, steps, name = self.shared.laws, self.shared.fitted.steps, job_type.model
         seen, profile = gpu if gpu in laws else next(iter(laws), gpu), self.profile(name)
         source = FittedProfiles({name: replace(profile, throughput=laws.get(seen, profile.throughput))})
-        found, there = (source.type_tables(job_type, max_gpus, kinds[of]) for of in (gpu, seen))
+        found, there = (source.type_tables(job_type, max_gpus, gpu_types[of]) for of in (gpu, seen))
         if self.rate is not None and not laws:
             return replace(found, rates=np.full_like(found.rates, self.rate), score=None)
         servers, exponent = job_type.servers or found.facts.servers, METRICS[job_type.metric].exponent
@@ -200,10 +200,10 @@ class EstimatedJob:
 class EstimatedProfiles:
     """Estimates by name, as a source of profiles; the tables of each are compiled once.
 
-    kinds: size of the largest node by GPU type. ratio: `Ratio` of the cluster's GPU types.
+    gpu_types: size of the largest node by GPU type. ratio: `Ratio` of the cluster's GPU types.
     """
 
-    kinds: Mapping[str, int]
+    gpu_types: Mapping[str, int]
     ratio: Ratio
     jobs: dict[str, EstimatedJob] = field(default_factory=dict)
     _made: dict[tuple[JobType, str], TypeTables] = field(default_factory=dict)
@@ -217,11 +217,11 @@ class EstimatedProfiles:
         """Size and limits of an estimate's profile."""
         return FittedProfiles({model: self.jobs[model].profile(model)}).facts(model)
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:  # noqa: ARG002
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ANY_GPU) -> TypeTables:  # noqa: ARG002
         """Return the tables of an estimate's job type on a GPU type."""
         key = job_type, gpu
         if key not in self._made:
-            self._made[key] = self.jobs[job_type.model].type_tables(job_type, gpu, max_gpus, self.kinds, self.ratio)
+            self._made[key] = self.jobs[job_type.model].type_tables(job_type, gpu, max_gpus, self.gpu_types, self.ratio)
         return self._made[key]
 
     def compile(self, jobs: dict[str, EstimatedJob], max_gpus: int) -> SpeedTables:
@@ -229,8 +229,8 @@ class EstimatedProfiles:
         self.jobs = jobs
         self._made = {key: made for key, made in self._made.items() if key[0].model in jobs}
         types = [job.guess.job_type._replace(model=name) for name, job in jobs.items()]
-        most = max(self.kinds.values())
-        tables = compile_tables(self, types, max_gpus, most, choose_servers=True, kinds=self.kinds)
+        most = max(self.gpu_types.values())
+        tables = compile_tables(self, types, max_gpus, most, choose_servers=True, gpu_types=self.gpu_types)
         sizes = [float(len({step.gpus for step in job.shared.fitted.steps})) for job in jobs.values()]
         sigma = np.stack([_widened(job.shared.sigma, max_gpus) for job in jobs.values()])
         return replace(tables, sizes_seen=np.array(sizes)[tables.own], speed_sigma=sigma[tables.own])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.io.errors import ProfileError
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ANY_GPU
 from rlpto.performance.throughput import StepMeasurements
 
 SPEED_CHANGE, NOISE_CHANGE = 0.05, 0.2
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     seconds: float
     sync: float = math.nan
     servers: int = 0
-    gpu_type: str = ONE_KIND
+    gpu_type: str = ANY_GPU
     steps: int = 1
 
     @property

@@ -78,7 +78,7 @@ class JobEstimates:
     ) -> None:
         self._store, self._source, self._rules, self._left = store, source, rules, left
         self._job_types, self._sizes = [job.type._replace(gpu_types=()) for job in jobs], model_tables
-        self._kinds, self._kind_of = model_tables.gpu_types, model_tables.gpu_type
+        self._gpu_types, self._gpu_type_of = model_tables.gpu_types, model_tables.gpu_type
         types, most = len(model_tables.types), model_tables.max_gpus
         unknown = replace(
             model_tables,
@@ -100,7 +100,7 @@ class JobEstimates:
         self._seen_by_type: dict[JobType, Statistics] = {}
         self._seen_by_epoch: dict[JobType, FloatArray] = {}
         self._slopes = NoiseSlopes(rules.noise_slope, learn=rules.shared and rules.noise_slope > 0)
-        self._first_kind: dict[int | JobType, int] = {}
+        self._first_gpu_type: dict[int | JobType, int] = {}
         self._projections: dict[tuple[str, int, int], float] = {}
         self._unseen: dict[int, float] = {}
         self._worth: dict[str, FloatArray] = {}
@@ -117,14 +117,14 @@ class JobEstimates:
         """Model of a job, and its batch size if that is fixed."""
         return self._job_types[job]
 
-    def fit_of(self, job: int, kind: int = 0) -> ThroughputFit:
+    def fit_of(self, job: int, gpu_type: int = 0) -> ThroughputFit:
         """Return the fit of a job's throughput on a GPU type, given by its number."""
-        key = self._evidence_of(job), kind
+        key = self._evidence_of(job), gpu_type
         if key not in self._fits:
             own = self.type_of(job)
-            limits, exponent = self._source.limits(own.model, self._kinds[kind]), METRICS[own.metric].exponent
+            limits, exponent = self._source.limits(own.model, self._gpu_types[gpu_type]), METRICS[own.metric].exponent
             pooled = self._sizes.pooled[self._store.records["type_index"][job]]
-            unit = self._sizes.unit(int(self._sizes.by_gpu_type[pooled, kind]))
+            unit = self._sizes.unit(int(self._sizes.by_gpu_type[pooled, gpu_type]))
             prior = prior_for(own.model, unit) if self._rules.method == "bayes" else None
             self._fits[key] = ThroughputFit(limits, own.batch_size, self.tables.max_gpus, exponent, prior, max(unit, 1))
         return self._fits[key]
@@ -165,18 +165,18 @@ class JobEstimates:
                 self._seeing_nothing.add(job)
             if self._rules.shown:
                 self._write(job)
-            self.show_kind(job)
+            self.show_gpu_type(job)
         return finished
 
-    def show_kind(self, job: int) -> None:
+    def show_gpu_type(self, job: int) -> None:
         """Show a job on the GPU type of its true type."""
         records = self._store.records
-        records["estimated_type"][job] = self._types.first[job] + self._kind_of[records["type_index"][job]]
+        records["estimated_type"][job] = self._types.first[job] + self._gpu_type_of[records["type_index"][job]]
 
     def learn(
         self,
         job: int,
-        kind: int,
+        gpu_type: int,
         steps: Iterable[Step],
         seen: Statistics,
         epoch: int,
@@ -186,11 +186,11 @@ class JobEstimates:
 
         seen: the last gradient statistics, observed in `epoch` of the `epochs` of its profile.
         """
-        fit, own, refitted = self.fit_of(job, kind), self.type_of(job), False
+        fit, own, refitted = self.fit_of(job, gpu_type), self.type_of(job), False
         for step in steps:
             refitted |= fit.observe(step)
         if refitted:
-            self._first_kind.setdefault(self._evidence_of(job), kind)
+            self._first_gpu_type.setdefault(self._evidence_of(job), gpu_type)
             fit.fit()
         if self._rules.shared and min(seen) > 0:
             self._seen_by_epoch.setdefault(own, np.zeros((epochs, 3)))[epoch] = seen
@@ -245,7 +245,7 @@ class JobEstimates:
         assert sizes is not None
         assert sigma is not None
         assert written is not None
-        known = [kind for kind in range(len(self._kinds)) if self.fit_of(job, kind).params is not None]
+        known = [gpu_type for gpu_type in range(len(self._gpu_types)) if self.fit_of(job, gpu_type).params is not None]
         hours = None if known else self._rules.unseen_hours
         self._unseen.pop(job, None)
         if hours is not None:
@@ -254,27 +254,31 @@ class JobEstimates:
         shown = slice(0, tables.rates.shape[1]) if self._rules.ahead else slice(now, now + 1)
         slope, scores_on = self.slope_of(job), dict[int, list[Score]]()
         self._basis[job] = seen, slope
-        for kind in range(len(self._kinds)):
-            own = self._types.first[job] + kind
+        for gpu_type in range(len(self._gpu_types)):
+            own = self._types.first[job] + gpu_type
             written[own] += 1
             rows = tables.row[own, :, 1:].reshape(-1)
             rates = tables.rates[rows[0] : rows[-1] + 1]
-            seen_on = kind if not known or kind in known else self._first_kind.get(self._evidence_of(job), known[0])
+            seen_on = (
+                gpu_type
+                if not known or gpu_type in known
+                else self._first_gpu_type.get(self._evidence_of(job), known[0])
+            )
             if seen_on not in scores_on:
                 scores_on[seen_on] = [self.fit_of(job, seen_on).score(*expected, slope) for _, expected in stages]
             scores = scores_on[seen_on]
-            sizes[own], sigma[own, :, 1:] = self.fit_of(job, kind).sizes, scores[0].sigma
+            sizes[own], sigma[own, :, 1:] = self.fit_of(job, gpu_type).sizes, scores[0].sigma
             if hours is not None:
                 rates[:, shown] = self._unseen[job] / (3600.0 * hours * self._store.records["scale"][job])
                 continue
             if not self._rules.ahead:
                 samples = worth[min(now, len(worth) - 1)]
-                rates[:, now] = (scores[0].best * self._projection(job, seen_on, kind)).reshape(-1) / samples
+                rates[:, now] = (scores[0].best * self._projection(job, seen_on, gpu_type)).reshape(-1) / samples
                 continue
             for (first, _), score in zip(stages, scores, strict=True):
                 later = slice(max(first, shown.start), shown.stop)
                 samples = worth[np.minimum(np.arange(later.start, later.stop), len(worth) - 1)]
-                rates[:, later] = (score.best * self._projection(job, seen_on, kind)).reshape(-1, 1) / samples
+                rates[:, later] = (score.best * self._projection(job, seen_on, gpu_type)).reshape(-1, 1) / samples
 
     def _stages(self, job: int, seen: tuple[float, float], last: int) -> list[tuple[int, tuple[float, float]]]:
         """First epochs of stages of a job, with the gradient statistics expected in each, at the base batch; `last`:
@@ -302,13 +306,13 @@ class JobEstimates:
                 stages.append((first, (seen[0] * there[0] / here[0], seen[1] * there[1] / here[1])))
         return stages
 
-    def _projection(self, job: int, seen_on: int, kind: int) -> float:
+    def _projection(self, job: int, seen_on: int, gpu_type: int) -> float:
         """Speed on one GPU type relative to another on which the job has run, by the ratio of one GPU's throughputs
         (Sia, Jayaram Subramanya et al., SOSP 2023)."""
-        if kind == seen_on:
+        if gpu_type == seen_on:
             return 1.0
-        key = self.type_of(job).model, seen_on, kind
+        key = self.type_of(job).model, seen_on, gpu_type
         if key not in self._projections:
-            on_seen, own = (self._source.one_gpu_throughput(key[0], self._kinds[at]) for at in key[1:])
+            on_seen, own = (self._source.one_gpu_throughput(key[0], self._gpu_types[at]) for at in key[1:])
             self._projections[key] = own / on_seen
         return self._projections[key]

@@ -17,7 +17,7 @@ FIRST_JOBS = 64
 """Initial number of jobs in the tables; it doubles whenever they are full."""
 _OF_MODELS = ("accuracy", "epochs", "samples", "rescale_delay")
 """Columns of types that jobs take from their models."""
-_CHOSEN = ("batch_size", "servers", "most_servers", "fit")
+_CHOSEN = ("batch_size", "servers", "most_servers", "floor_size")
 _ESTIMATED = ("sizes_seen", "speed_sigma", "written")
 """Columns of types that hold estimates."""
 
@@ -30,16 +30,16 @@ class JobTypes:
     """
 
     def __init__(self, base: SpeedTables) -> None:
-        self.base, self._kinds = base, len(base.kinds)
+        self.base, self._per_job = base, len(base.gpu_types)
         self.first: dict[int, int] = {}
         self._make_room(FIRST_JOBS)
 
     def _make_room(self, jobs: int) -> None:
-        firsts = len(self.base.types) + self._kinds * np.arange(jobs)
+        firsts = len(self.base.types) + self._per_job * np.arange(jobs)
         taken = set(self.first.values())
         self._room = jobs
         self._free: list[int] = [first for first in firsts[::-1].tolist() if first not in taken]
-        self.tables = with_job_types(self.base, jobs, self._kinds)
+        self.tables = with_job_types(self.base, jobs, self._per_job)
 
     def drop(self, job: int) -> None:
         """Forget a job."""
@@ -50,34 +50,34 @@ class JobTypes:
         if not self._free:
             self._grow()
         self.first[job] = first = self._free.pop()
-        own, base, types = self.tables, self.base, slice(first, first + self._kinds)
+        own, base, types = self.tables, self.base, slice(first, first + self._per_job)
         own.accuracy[types] = base.accuracy[model_type]
         own.epochs[types] = own.type_records["epochs"][types] = base.epochs[model_type]
         own.samples[types] = base.samples[model_type]
         own.rescale_delay[types] = own.type_records["delay"][types] = base.rescale_delay[model_type]
         own.accuracy_ahead[types] = base.accuracy_ahead[model_type]
-        if own.fit.size:
-            own.fit[types] = base.fit[base.by_kind[model_type]]
+        if own.floor_size.size:
+            own.floor_size[types] = base.floor_size[base.by_gpu_type[model_type]]
 
     def _grow(self) -> None:
         """Make room for twice as many jobs; present jobs keep their types."""
         before, known = self.tables, len(self.tables.types)
         self._make_room(2 * self._room)
-        for name in (*_OF_MODELS, "accuracy_ahead", "fit", "sizes_seen", "speed_sigma"):
+        for name in (*_OF_MODELS, "accuracy_ahead", "floor_size", "sizes_seen", "speed_sigma"):
             getattr(self.tables, name)[:known] = getattr(before, name)
         self.tables.rates[: len(before.rates)] = before.rates
 
 
-def with_job_types(base: SpeedTables, jobs: int, kinds: int) -> SpeedTables:
-    """Append to the tables `kinds` types for each of `jobs` jobs, with rows for SPANS numbers of nodes. The caller
+def with_job_types(base: SpeedTables, jobs: int, per_job: int) -> SpeedTables:
+    """Append to the tables `per_job` types for each of `jobs` jobs, with rows for SPANS numbers of nodes. The caller
     writes their contents; no two of them share a row. Types of a job are variants of its first."""
-    types, rows, most, count = len(base.types), len(base.rates), base.max_gpus, jobs * kinds
+    types, rows, most, count = len(base.types), len(base.rates), base.max_gpus, jobs * per_job
     spans = np.arange(max(SPANS, base.row.shape[1]))
     row = np.zeros((types + count, len(spans), most + 1), dtype=np.int32)
     row[:types] = base.row[:, np.minimum(spans, base.row.shape[1] - 1)]
     own = rows + np.arange(count * SPANS * most, dtype=np.int32).reshape(count, SPANS, most)
     row[types:, :, 1:] = own[:, np.minimum(spans, SPANS - 1)]
-    sizes = [base.node_gpus[base.gpu_type == kind].max() for kind in range(kinds)]
+    sizes = [base.node_gpus[base.gpu_type == gpu_type].max() for gpu_type in range(per_job)]
 
     columns: dict[str, Any] = {}
     for name in (*_OF_MODELS, *_CHOSEN, *_ESTIMATED):
@@ -86,12 +86,12 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int) -> SpeedTables:
     return replace(
         base,
         types=(*base.types, *(JobType("", -1 - types - i) for i in range(count))),
-        own=np.concatenate([np.arange(types), np.repeat(types + kinds * np.arange(jobs), kinds)]),
+        own=np.concatenate([np.arange(types), np.repeat(types + per_job * np.arange(jobs), per_job)]),
         rates=np.pad(base.rates, ((0, count * SPANS * most), (0, 0)), constant_values=1.0),
         row=row,
         exact_keys=np.zeros(0, dtype=np.int64),
         exact_rows=np.zeros(0, dtype=np.int32),
-        gpu_type=np.concatenate([base.gpu_type, np.tile(np.arange(kinds), jobs)]),
+        gpu_type=np.concatenate([base.gpu_type, np.tile(np.arange(per_job), jobs)]),
         node_gpus=np.concatenate([base.node_gpus, np.tile(sizes, jobs)]),
         **columns,
     )

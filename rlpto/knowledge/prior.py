@@ -48,9 +48,9 @@ def prior_without(model: str) -> ThroughputPrior:
     without two others."""
     profiles = others_than(model, least=2)
     rows = [
-        coordinates(speed.throughput, reference_batch(profile.on(kind).batch))
+        coordinates(speed.throughput, reference_batch(profile.on(gpu_type).batch))
         for profile in profiles
-        for kind, speed in profile.gpu_types.items()
+        for gpu_type, speed in profile.gpu_types.items()
         if isinstance(speed.throughput, ThroughputParams)
     ]
     return prior_of(np.array(rows))

@@ -54,7 +54,7 @@ class RemainingWork:
     def take_tables(self, tables: SpeedTables) -> None:
         """Use these tables of the jobs' models from now on."""
         self._pooled = tables.pooled
-        self._models = np.array([kind.model for kind in tables.types])
+        self._models = np.array([job_type.model for job_type in tables.types])
 
     def __call__(self, index: IntArray) -> FloatArray:
         """[n] remaining epochs of jobs number `index` [n]."""
@@ -101,10 +101,10 @@ def fill_learnt(jobs: AnyArray, pooled: IntArray, index: IntArray, sums: FloatAr
         other = jobs[j]
         if not np.isfinite(other.finish_time):
             continue
-        kind, user, progress = pooled[other.type_index], other.user, other.progress
+        job_type, user, progress = pooled[other.type_index], other.user, other.progress
         for i in range(len(index)):
             job = jobs[index[i]]
-            if progress > job.progress and pooled[job.type_index] == kind:
+            if progress > job.progress and pooled[job.type_index] == job_type:
                 sums[i, 0] += progress
                 sums[i, 1] += 1
                 if job.user == user:

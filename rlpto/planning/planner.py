@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_kinds import Kinds
+from rlpto.core.gpu_types import GpuTypes
 from rlpto.core.policy import BasePolicy
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import INTERVAL

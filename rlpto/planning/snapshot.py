@@ -102,16 +102,16 @@ def known_speeds(estimates: EstimatedSpeeds, gpus_per_node: int) -> EstimatedSpe
     count, gpus = len(estimates.type_index), np.arange(1, tables.max_gpus + 1)
     choices = tables.variants[estimates.type_index]
     job, column = np.nonzero(choices != NO_TYPE)  # every job has types of its own, one for each of its variants
-    kind, own = choices[job, column], np.searchsorted(job, np.arange(count))
-    by_gpus, by_job = np.ones((len(kind), len(gpus))), np.ones(len(kind))
+    job_type, own = choices[job, column], np.searchsorted(job, np.arange(count))
+    by_gpus, by_job = np.ones((len(job_type), len(gpus))), np.ones(len(job_type))
     if noise is not None:
         by_gpus, by_job = noise.speed[job][:, None] * gpus ** noise.scaling[job][:, None], noise.remaining[job]
-    rates = _known_rates(tables, tables.rates, kind, gpus_per_node) * by_gpus[:, None, :, None]
+    rates = _known_rates(tables, tables.rates, job_type, gpus_per_node) * by_gpus[:, None, :, None]
     flat, score, speed, remaining = _flat(rates), None, None, None
     if tables.score_rates is not None:
-        score = _flat(_known_rates(tables, tables.score_rates, kind, gpus_per_node) * by_gpus[:, None, :, None])
+        score = _flat(_known_rates(tables, tables.score_rates, job_type, gpus_per_node) * by_gpus[:, None, :, None])
     if tables.known_speed is not None and tables.known_remaining is not None:
-        speed, remaining = tables.known_speed[kind], tables.known_remaining[kind] * by_job[:, None]
+        speed, remaining = tables.known_speed[job_type], tables.known_remaining[job_type] * by_job[:, None]
         speed[:, 1:] *= by_gpus
     row = np.zeros((*rates.shape[:2], len(gpus) + 1), dtype=np.int32)
     row[:, :, 1:] = 1 + np.arange(row[:, :, 1:].size).reshape(rates.shape[:3])
@@ -120,7 +120,7 @@ def known_speeds(estimates: EstimatedSpeeds, gpus_per_node: int) -> EstimatedSpe
         *("accuracy", "epochs", "samples", "rescale_delay"),
     )
     known = SpeedTables(
-        types=tuple(tables.types[i] for i in kind.tolist()),
+        types=tuple(tables.types[i] for i in job_type.tolist()),
         rates=flat,
         elapsed=elapsed_from_rates(flat),
         row=row,
@@ -131,29 +131,29 @@ def known_speeds(estimates: EstimatedSpeeds, gpus_per_node: int) -> EstimatedSpe
         score_rates=score,
         known_speed=speed,
         known_remaining=remaining,
-        floor_size=tables.floor_size[kind] if tables.floor_size.size else tables.floor_size,
-        **{name: getattr(tables, name)[kind] for name in columns},
+        floor_size=tables.floor_size[job_type] if tables.floor_size.size else tables.floor_size,
+        **{name: getattr(tables, name)[job_type] for name in columns},
     )
-    present = np.flatnonzero(kind == estimates.type_index[job])
+    present = np.flatnonzero(job_type == estimates.type_index[job])
     return EstimatedSpeeds(known, present, estimates.scale if speed is None else np.ones(count), None)
 
 
-def _known_rates(tables: SpeedTables, table: FloatArray, kind: IntArray, gpus_per_node: int) -> FloatArray:
-    """[n, S, K, P] epochs per second of types `kind` [n] by nodes spanned, GPUs from 1 on and epoch, without errors.
+def _known_rates(tables: SpeedTables, table: FloatArray, job_type: IntArray, gpus_per_node: int) -> FloatArray:
+    """[n, S, K, P] epochs per second of types `job_type` [n] by nodes, GPUs from 1 on and epoch, without errors.
 
     table: [R, P] rates of the tables, or those that policies see; known work and speed in their own units take
     precedence.
     """
     if tables.known_speed is None or tables.known_remaining is None:
-        row, gpus = tables.row[kind].astype(np.int64), np.arange(tables.max_gpus + 1)
-        size = np.minimum(gpus_per_node, tables.node_gpus[kind])[:, None]
+        row, gpus = tables.row[job_type].astype(np.int64), np.arange(tables.max_gpus + 1)
+        size = np.minimum(gpus_per_node, tables.node_gpus[job_type])[:, None]
         nodes = np.clip(-(-gpus // size), 1, row.shape[1])
-        row[np.arange(len(kind))[:, None], nodes - 1, gpus] = tables.packed_rows(gpus_per_node)[kind]
+        row[np.arange(len(job_type))[:, None], nodes - 1, gpus] = tables.packed_rows(gpus_per_node)[job_type]
         rates: FloatArray = table[row[:, :, 1:]]
         return rates
-    work = -np.diff(tables.known_remaining[kind], axis=1)
-    speed = tables.known_speed[kind, 1:]
-    by_epoch = np.full((len(kind), speed.shape[1], work.shape[1]), AT_ONCE)
+    work = -np.diff(tables.known_remaining[job_type], axis=1)
+    speed = tables.known_speed[job_type, 1:]
+    by_epoch = np.full((len(job_type), speed.shape[1], work.shape[1]), AT_ONCE)
     np.divide(speed[:, :, None], work[:, None, :], out=by_epoch, where=(work > 0)[:, None, :])
     return by_epoch[:, None]
 

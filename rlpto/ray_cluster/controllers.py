@@ -14,7 +14,14 @@ from typing import Any
 
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import ANY_GPU
-from rlpto.ray_cluster.messages import KIND_LABEL, KIND_RESOURCE, NAMESPACE, JobReport, controller_name, reason_of
+from rlpto.ray_cluster.messages import (
+    GPU_TYPE_LABEL,
+    GPU_TYPE_RESOURCE,
+    NAMESPACE,
+    JobReport,
+    controller_name,
+    reason_of,
+)
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.nodes.processes import kill_titled
 
@@ -39,14 +46,14 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def gpu_type_of(node: Mapping[str, Any]) -> str:
-    """GPU type of a node's entry in Ray, in lower case: name of the resource `gpu_kind:NAME`, else the label
+    """GPU type of a node's entry in Ray, in lower case: name of the resource `gpu_type:NAME`, else the label
     `ray.io/accelerator-type`, else the name of the resource `accelerator_type:NAME`."""
 
     def of(prefix: str) -> list[str]:
         return [name.removeprefix(prefix) for name in node["Resources"] if name.startswith(prefix)]
 
-    label = str(node["Labels"].get(KIND_LABEL, ""))
-    return next(name for name in (*of(KIND_RESOURCE), label, *of("accelerator_type:"), ANY_GPU) if name).lower()
+    label = str(node["Labels"].get(GPU_TYPE_LABEL, ""))
+    return next(name for name in (*of(GPU_TYPE_RESOURCE), label, *of("accelerator_type:"), ANY_GPU) if name).lower()
 
 
 @cache

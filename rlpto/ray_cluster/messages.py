@@ -24,13 +24,13 @@ from typing import Any, Literal
 from rlpto.core.stopping import StopRule
 from rlpto.io.errors import JobError
 from rlpto.knowledge.evidence import Step
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ANY_GPU
 from rlpto.store.checkpoints import Checkpoint
 from rlpto.store.program_keys import Architecture, BatchRule, Device, LrRule, OnNonfinite
 
-KIND_RESOURCE = "gpu_kind:"
-"""Prefix of the name of the Ray resource for a node's GPU type, such as `gpu_kind:t4`."""
-KIND_LABEL, MARKET_LABEL = "ray.io/accelerator-type", "ray.io/market-type"
+GPU_TYPE_RESOURCE = "gpu_type:"
+"""Prefix of the name of the Ray resource for a node's GPU type, such as `gpu_type:t4`."""
+GPU_TYPE_LABEL, MARKET_LABEL = "ray.io/accelerator-type", "ray.io/market-type"
 """Labels that Ray assigns to nodes, or takes from `ray start --labels`."""
 RECORD = "controller.json"
 """Name of the file in a job's folder with the state that outlives its controller."""

@@ -167,8 +167,8 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
         before, job_type = job.type_index, types[i]
         if before == job_type:
             continue
-        job.type_index = job.estimated_type = kind
-        if w.types[before].kind != w.types[kind].kind and job.gpus > 0:
+        job.type_index = job.estimated_type = job_type
+        if w.types[before].gpu_type != w.types[job_type].gpu_type and job.gpus > 0:
             stop_running(w, b, j, w.clusters[b].time)
         if job.gpus == 0:
             continue

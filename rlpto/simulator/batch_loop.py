@@ -133,7 +133,7 @@ def build_loop(
     gpus_per_node: int,
     noise: FloatArray,
     estimates: CompiledEstimates = ALL_KNOWN,
-    kinds: Kinds | None = None,
+    gpu_types: GpuTypes | None = None,
 ) -> Loop:
     """Build the loop of a world. tables: tables that policies see. noise, estimates: noise and rules of `Estimates`."""
     (count, most), packed = world.jobs.shape, tables.packed_rows(gpus_per_node)
@@ -144,7 +144,7 @@ def build_loop(
     shown = tables.floor_size_anywhere, tables.accuracy_ahead, tables.shown_remaining, tables.shown_speed
     rates, pooled = np.ascontiguousarray(tables.shown_rates), np.ascontiguousarray(tables.pooled)
     seen = np.zeros((count, len(tables.own) if estimates.shared else most), dtype=np.int64)
-    rules = queue.strict, queue.reserved_after(1 if kinds is None else 2), np.arange(most)
+    rules = queue.strict, queue.reserved_after(1 if gpu_types is None else 2), np.arange(most)
     numbers, chain = np.zeros((6, most), dtype=np.int64), np.zeros(width, dtype=np.int64)
     jobs, until = np.zeros((count, most), dtype=VIEW), np.full(count, -np.inf)
     return Loop(
@@ -296,7 +296,9 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
     n, changes = len(wishes), 0
     view, given, memory = loop.shown.jobs[b, :n], loop.scratch.given[:n], loop.scratch
     cluster, jobs = loop.world.clusters[b], loop.world.jobs[b]
-    admit(view, wishes, cluster.capacity, given, jobs, loop.estimates.fit, cluster.time, loop.queue.reserve_after)
+    admit(
+        view, wishes, cluster.capacity, given, jobs, loop.estimates.floor_size, cluster.time, loop.queue.reserve_after
+    )
     for i in range(n):
         if given[i] != view[i].gpus:
             memory.changed[changes], memory.gpus[changes], view[i].gpus = view[i].index, given[i], given[i]
@@ -326,7 +328,7 @@ def give_on_gpu_types(gpu_types: GpuTypes, loop: Loop, b: int) -> None:
     estimates, noise = loop.estimates, loop.estimates.noise[loop.current[b]]
     for row in range(n):
         job = w.jobs[b, view[row].index]
-        index[row], types[row], on_each[row] = view[row].index, job.type_index, kinds.by_type[job.estimated_type]
+        index[row], types[row], on_each[row] = view[row].index, job.type_index, gpu_types.by_type[job.estimated_type]
         for gpu in range(job.gpus):
             node = w.nodes[b, index[row], gpu]
             held[row, node] += 1

@@ -248,7 +248,7 @@ class SimulatedCluster:
                 types = self.tables.types_on(self.store.type_index[index], chosen)
                 choose_types(self._world, 0, index, types)
                 for job in index.tolist():
-                    self._online.estimates.show_kind(job)
+                    self._online.estimates.show_gpu_type(job)
             return none
         on_gpu_types = allocation.placement is not None and len(self.tables.gpu_types) > 1
         own = allocation.batch_size is None and allocation.servers is None

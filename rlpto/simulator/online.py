@@ -37,7 +37,7 @@ class _Running:
     inputs: arguments with which the basis was found. noted: epoch, candidate and statistics of the last observation.
     """
 
-    kind: int
+    gpu_type: int
     placement: tuple[int, ...]
     performance: BatchPerformance
     scales: FloatArray
@@ -100,12 +100,12 @@ class OnlineJobs:
         """[P] `speeds` on a new placement, given as GPUs on each node. joining: the job trains there once its newest
         workers have joined, and until then as before."""
         progress = float(self._store.records["progress"][job])
-        kind = int(self._truth.kind[self._store.records["type_index"][job]])
-        performance = self._performance(self.estimates.type_of(job), placement, self._truth.kinds[kind])
+        gpu_type = int(self._truth.gpu_type[self._store.records["type_index"][job]])
+        performance = self._performance(self.estimates.type_of(job), placement, self._truth.gpu_types[gpu_type])
         epochs = performance.rates.shape[1]
-        scales = performance.batches.weighed / self.estimates.fit_of(job, kind).limits.base
+        scales = performance.batches.weighed / self.estimates.fit_of(job, gpu_type).limits.base
         running = _Running(
-            kind, placement, performance, scales, np.zeros(epochs, dtype=np.int64), np.zeros(epochs), progress
+            gpu_type, placement, performance, scales, np.zeros(epochs, dtype=np.int64), np.zeros(epochs), progress
         )
         self._joining.pop(job, None)
         (self._joining if joining else self._running)[job] = running
@@ -146,7 +146,7 @@ class OnlineJobs:
         gradients = float(true.grad_sqr[choice, now]), float(true.grad_var[choice, now])
         seen = Statistics(*gradients, float(running.scales[choice]))
         running.noted = now, choice, seen
-        self.estimates.learn(job, running.kind, steps, seen, now, len(running.choices))
+        self.estimates.learn(job, running.gpu_type, steps, seen, now, len(running.choices))
         return True
 
     def _choose(self, job: int, running: _Running, held: int | None) -> bool:
@@ -156,7 +156,7 @@ class OnlineJobs:
         """
         true, progress = running.performance, float(self._store.records["progress"][job])
         epoch = min(int(progress), true.rates.shape[1] - 1)
-        fit, seen = self.estimates.fit_of(job, running.kind), self.estimates.seen_by(job)
+        fit, seen = self.estimates.fit_of(job, running.gpu_type), self.estimates.seen_by(job)
         scales, fitted, slope = (
             running.scales,
             fit.params is not None and seen is not None,

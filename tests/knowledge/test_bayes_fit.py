@@ -86,14 +86,14 @@ def test_many_like_steps_are_worth_their_mean(seed: int) -> None:
 
 
 def test_the_slope_of_the_noise_is_learnt_from_batches_of_one_epoch() -> None:
-    kind, rng = JobType("cifar10"), np.random.default_rng(0)
+    job_type, rng = JobType("cifar10"), np.random.default_rng(0)
     slopes = NoiseSlopes(0.2, learn=True)
     for job in range(200):  # the noise grows with the epochs, as batches do: that alone is no slope
         epoch = job % 20
-        slopes.learn(kind, job, epoch, 1.0, 2.0**epoch, 2.0 ** (epoch / 4))
-    assert slopes.of(kind) == pytest.approx(0.2)
+        slopes.learn(job_type, job, epoch, 1.0, 2.0**epoch, 2.0 ** (epoch / 4))
+    assert slopes.of(job_type) == pytest.approx(0.2)
     for job in range(200, 600):
         scale = 2.0 ** rng.uniform(0, 5)
-        slopes.learn(kind, job, job % 20, 1.0, 2.0 ** (job % 20) * scale**0.6, scale)
-    assert slopes.of(kind) == pytest.approx(0.6, abs=0.15)
+        slopes.learn(job_type, job, job % 20, 1.0, 2.0 ** (job % 20) * scale**0.6, scale)
+    assert slopes.of(job_type) == pytest.approx(0.6, abs=0.15)
     assert slopes.of(JobType("bert")) == 0.2

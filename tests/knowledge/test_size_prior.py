@@ -11,21 +11,21 @@ from rlpto.performance.profiles import large_profiles
 from rlpto.performance.size_table import SizeTable
 
 MODELS = [
-    (name, kind)
+    (name, gpu_type)
     for name, profile in large_profiles().items()
-    for kind, speed in profile.gpu_types.items()
+    for gpu_type, speed in profile.gpu_types.items()
     if isinstance(speed.throughput, SizeTable) and len(speed.throughput.sizes) >= 3
 ]
 
 
-def table_of(name: str, kind: str) -> SizeTable:
-    return large_profiles()[name].gpu_types[kind].throughput
+def table_of(name: str, gpu_type: str) -> SizeTable:
+    return large_profiles()[name].gpu_types[gpu_type].throughput
 
 
-def estimated(name: str, kind: str, *, by_units: bool) -> tuple[ThroughputFit, np.ndarray]:
+def estimated(name: str, gpu_type: str, *, by_units: bool) -> tuple[ThroughputFit, np.ndarray]:
     """Estimates of a job that has trained on the fewest GPUs alone: [K] speed with 1.. GPUs on as few nodes as are
     measured for the next size."""
-    table, limits = table_of(name, kind), large_profiles()[name].on(kind).batch
+    table, limits = table_of(name, gpu_type), large_profiles()[name].on(gpu_type).batch
     unit = int(np.gcd.reduce(table.sizes)) if by_units else 1
     prior = prior_for(name, unit) if by_units else prior_without(name)
     fit = ThroughputFit(limits, limits.base, table.sizes[-1], prior=prior, unit=unit)
@@ -36,9 +36,9 @@ def estimated(name: str, kind: str, *, by_units: bool) -> tuple[ThroughputFit, n
     return fit, fit.score(1.0, 0.0).best[spans - 1]
 
 
-def off_at_next_size(name: str, kind: str, *, by_units: bool) -> float:
+def off_at_next_size(name: str, gpu_type: str, *, by_units: bool) -> float:
     """Logarithm of the estimated over the true gain in speed by growing to the next size."""
-    table, (fit, speed) = table_of(name, kind), estimated(name, kind, by_units=by_units)
+    table, (fit, speed) = table_of(name, gpu_type), estimated(name, gpu_type, by_units=by_units)
     first, second = table.sizes[:2]
     nodes = next(row[0] for row in table.steps if row[1] == second)
     true = table.step_time(table.steps[0][0], first, 1) / table.step_time(nodes, second, 1)

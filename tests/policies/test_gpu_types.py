@@ -87,8 +87,8 @@ def test_a_cluster_of_one_type_ignores_what_jobs_ask_for(experiment) -> None:
     found = experiment({"t4": 2})
     jobs = found.jobs(found.windows()[0], 0)
     assert {job.gpu_types for job in jobs} == {()}
-    assert not found.tables().fit.size
-    assert lacking_types([found.workload.trace("jobs")], found.shape.kinds) == []
+    assert not found.tables().floor_size.size
+    assert lacking_types([found.workload.trace("jobs")], found.shape.gpu_types) == []
 
 
 def test_jobs_too_large_for_the_types_that_they_ask_for(experiment) -> None:
@@ -124,5 +124,5 @@ def test_jobs_that_may_use_some_types_learn_from_those_that_may_use_all(experime
 
 def test_the_results_name_the_types_that_the_cluster_lacks(experiment) -> None:
     found = experiment({"t4": 1, "a100": 1})
-    said = lacking_types([found.workload.trace("jobs")], found.shape.kinds)
+    said = lacking_types([found.workload.trace("jobs")], found.shape.gpu_types)
     assert said == ["1 of 8 jobs ask for GPU types that the cluster lacks and may use any: P100 (1)."]

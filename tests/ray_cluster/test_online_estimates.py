@@ -50,13 +50,13 @@ def estimates(
     program: ProgramSettings = PROGRAM,
     count: int = 1,
     metric: str = "goodput",
-    kinds: Mapping[str, int] = MappingProxyType({"gpu": PER_NODE}),
+    gpu_types: Mapping[str, int] = MappingProxyType({"gpu": PER_NODE}),
     **more: Any,
 ) -> OnlineEstimates:
     """more: as of `OnlineEstimates`."""
     jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m", metric=metric) for i in range(count)]
     made = [JobSpec(job.name, job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
-    return OnlineEstimates(jobs, made, {"m": program}, profiles(jobs[0]), kinds, **more)
+    return OnlineEstimates(jobs, made, {"m": program}, profiles(jobs[0]), gpu_types, **more)
 
 
 def profiles(job: Job) -> SpeedTables:
@@ -162,15 +162,15 @@ class TestSpeed:
         assert packed(found, 1)[0] == pytest.approx(0.3), "other jobs are other jobs"
 
 
-KINDS = {"slow": 2, "fast": 4}
+GPU_TYPES = {"slow": 2, "fast": 4}
 SLOW = ("slow", 1, 1, 500.0), ("slow", 2, 1, 900.0), ("slow", 4, 2, 1200.0)
 
 
-class TestKinds:
+class TestGpuTypes:
     def learned(self, *speeds: tuple[str, int, int, float]) -> OnlineEstimates:
         """One GPU of `fast` is said to be three times as fast as one of `slow`."""
         three = {("m", "fast", "slow"): 3.0, ("m", "slow", "fast"): 1 / 3}
-        found = estimates(kinds=KINDS, ratio=lambda *asked: three[asked])
+        found = estimates(gpu_types=GPU_TYPES, ratio=lambda *asked: three[asked])
         seen = tuple(Measured(workers, nodes, speed, 100, gpu=gpu) for gpu, workers, nodes, speed in speeds)
         return after(found, throughput=seen)
 
@@ -178,12 +178,12 @@ class TestKinds:
         """Samples per second with 1, 2, ... GPUs of a kind, on as few of its nodes as possible."""
         tables = found.tables
         variant = tables.by_gpu_type[0, tables.gpu_types.index(gpu)]
-        nodes = -(-np.arange(1, MOST + 1) // KINDS[gpu])
+        nodes = -(-np.arange(1, MOST + 1) // GPU_TYPES[gpu])
         rows = tables.row[variant, np.minimum(nodes, tables.row.shape[1]) - 1, np.arange(1, MOST + 1)]
         return tables.rates[rows, 0] * SAMPLES
 
     def test_a_kind_that_a_job_has_not_trained_on_is_projected(self) -> None:
-        untrained = estimates(kinds=KINDS)
+        untrained = estimates(gpu_types=GPU_TYPES)
         assert self.speeds(untrained, "slow") == pytest.approx(self.speeds(untrained, "fast"))
         found = self.learned(*SLOW)
         assert self.speeds(found, "slow")[[0, 1, 3]] == pytest.approx([500.0, 900.0, 1200.0])
@@ -200,7 +200,7 @@ class TestKinds:
         assert self.speeds(after, "slow") == pytest.approx(self.speeds(before, "slow"))
 
     def test_the_first_kind_stays_what_others_are_projected_from(self) -> None:
-        found = estimates(kinds={**KINDS, "new": 2}, ratio=lambda *asked: 10.0 if asked[2] == "slow" else 99.0)
+        found = estimates(gpu_types={**GPU_TYPES, "new": 2}, ratio=lambda *asked: 10.0 if asked[2] == "slow" else 99.0)
         after(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"),))
         after(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"), Measured(1, 1, 700.0, 900, gpu="fast")))
         rows = found.tables.row[found.tables.by_gpu_type[0], 0, 1]

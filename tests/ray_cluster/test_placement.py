@@ -44,11 +44,11 @@ def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDat
 
     def watched(state: ClusterState) -> Allocation:
         for row, number in enumerate(state.jobs.index.tolist()):
-            kinds = {KINDS[node] for node in cluster.tracker.nodes_of(cluster.ids[number])}
-            assert len(kinds) <= 1
-            on.update(kinds)
-            if kinds:
-                assert TABLES.kinds[TABLES.kind[state.jobs.type_index[row]]] == kinds.pop()
+            gpu_types = {GPU_TYPES[node] for node in cluster.tracker.nodes_of(cluster.ids[number])}
+            assert len(gpu_types) <= 1
+            on.update(gpu_types)
+            if gpu_types:
+                assert TABLES.gpu_types[TABLES.gpu_type[state.jobs.type_index[row]]] == gpu_types.pop()
         return asked(state)
 
     asked.reset(0)
@@ -92,7 +92,7 @@ A100 = {"accelerator_type:A100": 1.0}
         ({}, {}, {}),
         (A100, {}, {"gpu": "a100"}),
         (A100, {"ray.io/accelerator-type": "H100"}, {"gpu": "h100"}),
-        ({**A100, "gpu_kind:Mine": 1.0}, {"ray.io/accelerator-type": "H100"}, {"gpu": "mine"}),
+        ({**A100, "gpu_type:Mine": 1.0}, {"ray.io/accelerator-type": "H100"}, {"gpu": "mine"}),
         ({}, {"ray.io/market-type": "on-demand"}, {}),
         ({}, {"ray.io/market-type": "spot"}, {"spot": True}),
     ],

@@ -33,7 +33,7 @@ from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.controllers import find_controllers
-from rlpto.ray_cluster.messages import KIND_LABEL, MARKET_LABEL, JobReport
+from rlpto.ray_cluster.messages import GPU_TYPE_LABEL, MARKET_LABEL, JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import load_factor
 from rlpto.ray_cluster.scheduler.backend import NodeInfo, RayBackend
@@ -243,7 +243,7 @@ def test_a_file_on_a_node_drains_it_and_jobs_lose_no_step(
     notice, released = tmp_path / "notice", tmp_path / "released"
     with monkeypatch.context() as patch:
         patch.setenv("RLPTO_TEST_NOTICE", str(notice))
-        added = no_controller_is_left.add_node(GPUS, **{MARKET_LABEL: "spot", KIND_LABEL: "T4"})
+        added = no_controller_is_left.add_node(GPUS, **{MARKET_LABEL: "spot", GPU_TYPE_LABEL: "T4"})
     (info,) = (node for node in RayBackend("").nodes() if node.id == added)
     assert info == NodeInfo(added, GPUS, info.address, info.cpus, "t4", info.host, spot=True)
     jobs = [{"name": name, "gpus": gpus, "max_gpus": gpus, "epochs": 100} for name, gpus in (("a", 3), ("b", 1))]

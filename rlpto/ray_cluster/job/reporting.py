@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlpto.core.stopping import has_flattened
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ANY_GPU
 from rlpto.ray_cluster.messages import Interruptions, JobReport, JobSpec, KeptTraining, Measured
 from rlpto.ray_cluster.worker.training import Chunk
 

@@ -75,7 +75,7 @@ class TrainingGroup:
             self._statistics.step_seconds = max(guess, self._spec.pace or 0.0) / workers
             self.chosen = None  # the guess is of the job's own batch size
         nodes = len({worker.node for worker in members})
-        size = Size(workers, nodes, len(self._servers.handles), kind_at(members[0].node))
+        size = Size(workers, nodes, len(self._servers.handles), gpu_type_at(members[0].node))
         self._statistics.grouped(size, rescaled=self._statistics.ended is not None and not recovers)
         timeout, at = max(BETWEEN_STEPS_TIMEOUT_S, self._limit()), (self._host, self._store.port)
         place = GroupPlace(self._number, workers, ranks, *at, timeout, self._servers.handles, self._servers.stale)

@@ -15,7 +15,7 @@ from rlpto.io.errors import ClusterError
 from rlpto.performance.tables import ANY_GPU
 from rlpto.ray_cluster import compat
 from rlpto.ray_cluster.compat import RayParams, actor_states, has_joined
-from rlpto.ray_cluster.messages import KIND_RESOURCE
+from rlpto.ray_cluster.messages import GPU_TYPE_RESOURCE
 from rlpto.ray_cluster.nodes.environment import LOOPBACK, driver, ray_environment
 from rlpto.ray_cluster.nodes.processes import (
     TITLE,
@@ -129,7 +129,7 @@ def start_node(head_address: str | None = None, **options: Any) -> RayNode:
 
 def node_options(node: Node, cpus: int = CPU_SLOTS) -> dict[str, Any]:
     """Options of a `RayNode` for a node of a configuration. cpus: CPU slots if the node gives none."""
-    resources = {} if node.gpu == ANY_GPU else {f"{KIND_RESOURCE}{node.gpu}": 1.0}
+    resources = {} if node.gpu == ANY_GPU else {f"{GPU_TYPE_RESOURCE}{node.gpu}": 1.0}
     return {"gpus": node.gpus, "cpus": node.cpus or cpus, "resources": resources}
 
 

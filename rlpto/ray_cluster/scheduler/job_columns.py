@@ -88,7 +88,7 @@ class JobColumns:
 
     def _extend(self, more: int) -> None:
         """Add columns for the last `more` jobs of the store, and recompute everything derived from store and tables."""
-        kinds = self.store.type_index
+        types = self.store.type_index
         added = np.zeros(more, dtype=OWN)
         added["given_at"], added["first_given"] = -np.inf, np.nan
         self._own = own = np.concatenate([self._own, added])
@@ -102,9 +102,9 @@ class JobColumns:
         self.gained: FloatArray = own["gained"]
         self._kept_gpu_seconds: FloatArray = own["kept_gpu_seconds"]
         self.accuracy: FloatArray = self.store.measured_accuracy
-        self._first = self.tables.accuracy[kinds, 0]
-        new = slice(len(kinds) - more, None)
-        self.store.final_accuracy[new] = self.tables.accuracy_at(kinds[new], self.store.epochs[new])
+        self._first = self.tables.accuracy[types, 0]
+        new = slice(len(types) - more, None)
+        self.store.final_accuracy[new] = self.tables.accuracy_at(types[new], self.store.epochs[new])
         self.improvements += [[] for _ in range(more)]
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_kinds import NO_KIND, kinds_of
+from rlpto.core.gpu_types import NO_GPU_TYPE, gpu_types_of
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.io.arrays import FloatArray, IntArray
@@ -50,8 +50,8 @@ class JobTracker:
     """The jobs of a `RayCluster`, by number and by id. specs: by id, in the order of `jobs`; the mapping grows with the
     session. on_report: called with each written report, in the same transaction, and whether it is its job's last.
 
-    ids: ids of the jobs in order. reports: newest report of each job by id. estimated: speed tables used by policies and
-    predictions. submitted: number of jobs submitted so far. changed: whether something has happened since the last
+    ids: ids of the jobs in order. reports: newest report of each job by id. estimated: speed tables that policies and
+    predictions use. submitted: number of jobs submitted so far. changed: whether something has happened since the last
     decision. fatal: reason to end the session. time: the present second. Times are seconds of the session.
     """
 
@@ -262,8 +262,8 @@ class JobTracker:
 
     def _keeps(self, job: str, gpus: int) -> int:
         """Largest size up to `gpus` that a job may have on its present GPU type; 0 if none."""
-        number, fit = self._number[job], self.estimated.fit
-        size = int(fit[self.store.estimated_type[number], gpus]) if fit.size else gpus
+        number, floor_size = self._number[job], self.estimated.floor_size
+        size = int(floor_size[self.store.estimated_type[number], gpus]) if floor_size.size else gpus
         return size if size >= self.store.min_gpus[number] else 0
 
     def let_in_until(self, time: float, least: int = 0) -> None:
@@ -360,8 +360,8 @@ class JobTracker:
         chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
         types = state.jobs.types_at(chosen, allocation.servers)
         if allocation.placement is not None:
-            kind = kinds_of(allocation.placement, self._nodes.shape)
-            types = state.jobs.types_on(types, kind, self._nodes.shape.kinds)
+            gpu_type = gpu_types_of(allocation.placement, self._nodes.shape)
+            types = state.jobs.types_on(types, gpu_type, self._nodes.shape.gpu_types)
         self._take_types(state.jobs.index, types)
 
     def _take_types(self, index: IntArray, types: IntArray) -> None:
@@ -379,10 +379,10 @@ class JobTracker:
         types = jobs.types_at(sizes, servers)
         types = np.where(types == NO_TYPE, jobs.type_index, types)
         on = [self._nodes.gpu_type_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
-        kind = np.array(
+        gpu_type = np.array(
             [NO_GPU_TYPE if gpu is None else self.tables.gpu_types.index(gpu) for gpu in on], dtype=np.int64
         )
-        self._take_types(index, jobs.types_on(types, kind, self.tables.gpu_types))
+        self._take_types(index, jobs.types_on(types, gpu_type, self.tables.gpu_types))
 
     # the database
 

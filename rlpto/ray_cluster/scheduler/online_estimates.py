@@ -29,8 +29,8 @@ class OnlineEstimates:
     """Estimates of all jobs of a session. Job i has type `type_of[i]` [M] of `tables`.
 
     jobs, specs: in the same order. programs: settings by model. profiles: speed tables of the jobs' profiles, used for
-    the samples of an epoch, for the most GPUs of a job, and in place of `tables` while there are no jobs. kinds: size
-    of the largest node by GPU type. method: fit method (`rlpto.knowledge.known`). pooled: jobs of one program with
+    the samples of an epoch, for the most GPUs of a job, and in place of `tables` while there are no jobs. gpu_types:
+    size of the largest node by GPU type. method: fit method (`rlpto.knowledge.known`). pooled: jobs of one program with
     equal options and batch size share evidence on speed and noise; the waiting ones, possibly thousands, then have one
     type. most_epochs: epochs in a job's table, whose last one stands for all later ones. Default: all epochs.
     """
@@ -41,7 +41,7 @@ class OnlineEstimates:
         specs: Sequence[JobSpec],
         programs: Mapping[str, ProgramSettings],
         profiles: SpeedTables,
-        kinds: Mapping[str, int],
+        gpu_types: Mapping[str, int],
         ratio: Ratio = lambda *_: 1.0,
         *,
         method: FitMethod = "bayes",
@@ -49,7 +49,7 @@ class OnlineEstimates:
         most_epochs: int | None = None,
     ) -> None:
         self._programs, self._method, self._pooled = programs, method, pooled
-        self._kinds, self._source = dict(kinds), EstimatedProfiles(kinds, ratio)
+        self._gpu_types, self._source = dict(gpu_types), EstimatedProfiles(gpu_types, ratio)
         self._most_epochs = most_epochs or math.inf
         self._shared: dict[str, SharedEvidence] = {}
         self._jobs: list[EstimatedJob] = []
@@ -95,10 +95,10 @@ class OnlineEstimates:
     def _steps(self, job: EstimatedJob, report: JobReport) -> tuple[Step, ...]:
         """Steps of all sizes with enough of them, on the cluster's GPU types."""
         sizes = [size for size in report.throughput if size.count >= ENOUGH_STEPS and size.samples_per_second > 0]
-        if len(self._kinds) == 1:  # every GPU counts as this type, even if its node names it differently
-            sizes = [replace(size, gpu=next(iter(self._kinds))) for size in sizes]
+        if len(self._gpu_types) == 1:  # every GPU counts as this type, even if its node names it differently
+            sizes = [replace(size, gpu=next(iter(self._gpu_types))) for size in sizes]
         batch, fixed = job.guess.profile.batch.base, job.guess.job_type.batch_size is not None
-        return tuple(size.step(batch, fixed=fixed) for size in sizes if size.gpu in self._kinds)
+        return tuple(size.step(batch, fixed=fixed) for size in sizes if size.gpu in self._gpu_types)
 
     @property
     def unseen(self) -> IntArray:

@@ -60,7 +60,7 @@ class RealNodes:
     def look_at_nodes(self) -> AnyArray:
         """Return [G] LOOK like `rlpto.simulator.renting.look_at_nodes`. With Ray's autoscaler, a job with fewer GPUs
         than it asks for counts as waiting for the others."""
-        cluster, seen, rental = self._cluster, np.zeros(len(self._kinds), dtype=LOOK), self._rental
+        cluster, seen, rental = self._cluster, np.zeros(len(self._gpu_types), dtype=LOOK), self._rental
         held, store = cluster.tracker.planned_by_node(), cluster.store
         for name, node in zip(cluster.node_ids, cluster.shape, strict=False):
             group = None if rental is None else rental.group_of(name)
