@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +61,19 @@ def load_profiles(folder: str | Path | None) -> FittedProfiles | MeasuredProfile
     raise ProfileError(f"{path}: expected profiles (*.yaml) or sub-folders of measurements with a placements.csv")
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A job type as a scheduler may run it.
+
+    job_type: the type, with the batch size and parameter servers that apply. own: number of the type with which jobs
+    are submitted. chosen_batch: batch size [samples] that the scheduler has chosen; 0 if the job chooses.
+    """
+
+    job_type: JobType
+    own: int
+    chosen_batch: int = 0
+
+
 def compile_tables(
     profiles: ProfileSource,
     types: Sequence[JobType],
@@ -87,26 +100,15 @@ def compile_tables(
     if max_gpus < 1 or min(nodes.values(), default=0) < 1:
         raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {nodes}")
     types = [*dict.fromkeys(one for own in types for one in (own._replace(gpu_types=()), own))]
-    variants: list[tuple[int, int, int | None]] = [(own, 0, None) for own in range(len(types))]
-    for own, job_type in enumerate(types):
-        facts, sizes = profiles.facts(job_type.model), [0]
-        if choose_batches:
-            sizes += chosen_batch_sizes(profiles, job_type)
-        numbers: list[int | None] = [None]
-        if choose_servers:
-            numbers += [number for number in range(1, facts.most_servers + 1) if number != facts.servers]
-        variants += [(own, size, number) for size in sizes for number in numbers if size or number]
-    types = [
-        types[own]._replace(batch_size=size or types[own].batch_size, servers=number) for own, size, number in variants
-    ]
+    variants = _variants(profiles, types, choose_batches, choose_servers)
     parts, none = list[TypeTables](), np.zeros(max_gpus + 1, dtype=np.int64)
-    for (gpu, size), job_type in product(nodes.items(), types):
+    for (gpu, size), variant in product(nodes.items(), variants):
+        job_type = variant.job_type
         part, named = profiles.type_tables(job_type, max_gpus, size, gpu), nodes.keys() & job_type.gpu_types
         parts.append(replace(part, floor_size=none) if named and gpu not in named else part)
-    on_each, several = len(types), len(nodes)
+    on_each, several = len(variants), len(nodes)
     parts = [_shown_elsewhere(parts, i, on_each) for i in range(len(parts))]
-    variants, types = variants * several, [*types] * several
-    own_type = np.array([own for own, _, _ in variants])
+    variants *= several
     epochs = max(part.facts.epochs for part in parts)
     offsets = 1 + np.concatenate([[0], np.cumsum([len(part.rates) for part in parts])])
     rates = np.zeros((int(offsets[-1]), epochs))
@@ -115,7 +117,7 @@ def compile_tables(
     exact_keys, exact_rows = _exact(parts, offsets)
     remaining, speed = _known(parts, epochs)
     return SpeedTables(
-        types=tuple(types),
+        types=tuple(variant.job_type for variant in variants),
         rates=rates,
         elapsed=elapsed_from_rates(rates),
         row=_rows(parts, offsets, max_gpus),
@@ -127,16 +129,31 @@ def compile_tables(
         exact_rows=exact_rows,
         known_remaining=remaining,
         known_speed=speed,
-        own=own_type,
-        batch_size=np.array([size for _, size, _ in variants]),
-        servers=np.array([number or parts[own].facts.servers for own, _, number in variants]),
+        own=np.array([variant.own for variant in variants]),
+        batch_size=np.array([variant.chosen_batch for variant in variants]),
+        servers=np.array([variant.job_type.servers or parts[variant.own].facts.servers for variant in variants]),
         most_servers=np.array([part.facts.most_servers for part in parts]),
-        score_rates=_score_rates(types, parts, offsets, own_type, rates),
+        score_rates=_score_rates(variants, parts, offsets, rates),
         gpu_types=tuple(nodes),
         gpu_type=np.repeat(np.arange(several), on_each),
         node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
         floor_size=_floor_sizes(parts, max_gpus),
     )
+
+
+def _variants(profiles: ProfileSource, types: Sequence[JobType], batches: bool, servers: bool) -> list[Variant]:
+    """Return the variants of job types on one GPU type: the types themselves, then what a scheduler may choose."""
+    found = [Variant(job_type._replace(servers=None), own) for own, job_type in enumerate(types)]
+    for variant in found[: len(types)]:
+        job_type, facts = variant.job_type, profiles.facts(variant.job_type.model)
+        sizes = chosen_batch_sizes(profiles, job_type) if batches else []
+        numbers = [number for number in range(1, facts.most_servers + 1) if servers and number != facts.servers]
+        found += [
+            Variant(job_type._replace(batch_size=size or job_type.batch_size, servers=number), variant.own, size)
+            for size, number in product((0, *sizes), (None, *numbers))
+            if size or number
+        ]
+    return found
 
 
 def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:
@@ -187,18 +204,18 @@ def _rows(
 
 
 def _score_rates(
-    types: Sequence[JobType], parts: Sequence[TypeTables], offsets: IntArray, own: IntArray, rates: FloatArray
+    variants: Sequence[Variant], parts: Sequence[TypeTables], offsets: IntArray, rates: FloatArray
 ) -> FloatArray | None:
-    """[R, P] `SpeedTables.score_rates`. own: [T] `SpeedTables.own`.
+    """[R, P] `SpeedTables.score_rates`.
 
     A job with its own fixed batch has no choice to score, so its score is its true rate.
     """
     shown = None
-    for i, (part, start) in enumerate(zip(parts, offsets, strict=False)):
-        if part.score is None or (types[i].batch_size is not None and own[i] == i):
+    for i, (variant, part, start) in enumerate(zip(variants, parts, offsets, strict=False)):
+        if part.score is None or (variant.job_type.batch_size is not None and variant.own == i):
             continue
         shown = rates.copy() if shown is None else shown
-        mine = parts[own[i]]
+        mine = parts[variant.own]
         assert mine.score is not None, "variants of a type have its metric"
         alone = mine.exact.get((1,), int(mine.row[0, 0]))
         unit = mine.rates[alone] / mine.score[alone]
