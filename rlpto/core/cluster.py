@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import Job
-from rlpto.core.placement import take_packed
+from rlpto.core.placement import NOWHERE, take
 from rlpto.core.records import AllocationChanges
 from rlpto.core.renting import RentedSettings
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
@@ -197,7 +197,7 @@ def place_background(loads: Sequence[BackgroundLoad], shape: ClusterShape) -> li
                     f"workload.background: {count} {unit} until {load.until:g} s, but the nodes have {free.sum()} left"
                 )
             nodes = np.zeros(count, dtype=np.int32)
-            take_packed(nodes, count, free, -1)
+            take(nodes, count, free, NOWHERE, 0)
             for node, held in Counter(nodes.tolist()).items():
                 of_gpus = held if unit == "GPUs" else 0
                 placed.append(HeldByOthers(node, of_gpus, held - of_gpus, load.until))

@@ -34,11 +34,10 @@ def gpu_types_of(placement: IntArray, shape: ClusterShape) -> IntArray:
 
 def fits_gpu_types(state: ClusterState, placement: IntArray) -> bool:
     """Whether each row of a placement [n, N] is on one GPU type, with a number of GPUs that is allowed there."""
-    shape, gpus = state.shape, placement.sum(axis=1)
-    on_gpu_types = np.stack([placement[:, shape.node_gpu_types == g].any(axis=1) for g in range(len(shape.gpu_types))])
-    if (on_gpu_types.sum(axis=0) > 1).any():
+    shape, gpus, gpu_type = state.shape, placement.sum(axis=1), gpu_types_of(placement, state.shape)
+    if placement[shape.node_gpu_types != gpu_type[:, None]].any():
         return False
-    floor_size, gpu_type = state.jobs.floor_size_on(shape.gpu_types), gpu_types_of(placement, shape)
+    floor_size = state.jobs.floor_size_on(shape.gpu_types)
     return floor_size is None or np.array_equal(floor_size[gpu_type, np.arange(len(gpus)), gpus], gpus)
 
 

@@ -6,7 +6,7 @@ it leaves fullest (`best_node`), and a job whose size changes keeps its nodes if
 node with most free ones, then from the next: the rule of the Pollux simulator, in which a job whose size changes is
 placed again.
 
-A job's GPUs are a list of node numbers in the simulator and on Ray (`take_packed`, `shrink_in_place`), and a row of
+A job's GPUs are a list of node numbers in the simulator and on Ray (`take`, `shrink_in_place`), and a row of
 GPUs by node where a whole placement is made (`pack`, `fit_rows`).
 """
 
@@ -73,27 +73,14 @@ def release(nodes: AnyArray, held: int, free: IntArray) -> None:
 
 
 @kernel(inline="always")
-def take_most_free(nodes: AnyArray, count: int, free: IntArray) -> None:
-    """Fill nodes[:count] from the emptiest node, then the next. The cluster must have `count` free."""
-    held = 0
-    while held < count:
-        best = fullest(free)
-        taken = min(free[best], count - held)
-        free[best] -= taken
-        for _ in range(taken):
-            nodes[held] = best
-            held += 1
+def take(nodes: AnyArray, count: int, free: IntArray, home: int, most_free: int) -> None:
+    """Fill nodes[:count] from one node after the other until all are taken. The cluster must have `count` free.
 
-
-@kernel(inline="always")
-def take_packed(nodes: AnyArray, count: int, free: IntArray, home: int) -> None:
-    """Fill nodes[:count] spanning few nodes, by `best_node` until all are taken. The cluster must have `count` free.
-
-    home: node to prefer where it is as good, or NOWHERE.
+    home: node to prefer where it is as good, or NOWHERE. most_free: take the node with most free, not `best_node`.
     """
     held = 0
     while held < count:
-        chosen = best_node(free, count - held, home)
+        chosen = fullest(free) if most_free else best_node(free, count - held, home)
         if home != NOWHERE and free[home] == free[chosen]:
             chosen = home
         taken = min(free[chosen], count - held)

@@ -54,10 +54,8 @@ class NodeGroups:
         self.least = np.tile(count * np.array([one.least for one in rented]) // [one.most for one in rented], copies)
         self.most = np.tile(count, copies)
         self._gpus = self.size * self.most.astype(np.float64)
-        gpu_types = [node.gpu for node in first]
-        self._next = [
-            (at, gpu_types.index(gpu, at + 1)) for at, gpu in enumerate(gpu_types) if gpu in gpu_types[at + 1 :]
-        ]
+        names = [node.gpu for node in first]
+        self._next = [(at, names.index(gpu, at + 1)) for at, gpu in enumerate(names) if gpu in names[at + 1 :]]
 
     def state(
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.core.placement import main_node, release, shrink_in_place, take_most_free, take_packed
+from rlpto.core.placement import NOWHERE, main_node, release, shrink_in_place, take
 from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.io.compiled import helper, kernel
 from rlpto.simulator.arrays import World
@@ -86,10 +86,7 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
         i = growing[k]
         j = index[i]
         job, nodes = jobs[j], w.nodes[b, j]
-        if most_free:
-            take_most_free(nodes, gpus[i], free)
-        else:
-            take_packed(nodes, gpus[i], free, main_node(nodes, job.gpus))
+        take(nodes, gpus[i], free, NOWHERE if most_free else main_node(nodes, job.gpus), most_free)
         w.clusters[b].held += gpus[i] - job.gpus
         job.gpus = gpus[i]
         start_running(w, b, j, 0)

@@ -193,9 +193,8 @@ def map_jobs(
         usual = duration
         if settings.users is not None:
             usual = np.full(len(trace), np.exp(np.log(duration).sum() / max(len(trace), 1)))
-            epochs = _epochs_taking(
-                duration / usual, _packed_rows(tables, gpus_per_node)[job_type, gpus], job_type, tables
-            )
+            rows = _packed_rows(tables, gpus_per_node)[job_type, gpus]
+            epochs = _epochs_taking(duration / usual, rows, job_type, tables)
         if settings.mode == "named" and tables.floor_size.size:
             _check_sizes(trace, tables, job_type, gpus)
         data_size = data_size * usual / seconds[job_type, gpus]

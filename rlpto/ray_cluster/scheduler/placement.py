@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterShape, Node, Placement
-from rlpto.core.placement import main_node, shrink_in_place, take_packed
+from rlpto.core.placement import main_node, shrink_in_place, take
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
@@ -156,7 +156,7 @@ def place(
         now = present.get(job, ())
         kept = _grouped([number[name] for name in now], len(now))
         added = np.zeros(wanted[job] - len(now), dtype=np.int64)
-        take_packed(added, len(added), free, main_node(kept, len(now)))
+        take(added, len(added), free, main_node(kept, len(now)), 0)
         placed[job] = [*now, *(names[at] for at in added)]
     return placed
 
