@@ -56,15 +56,9 @@ def allowed(floor_size: IntArray | None, jobs: AnyArray, view: AnyArray, i: int,
 
 @njit()
 def reserve(
-    view: AnyArray,
-    given: IntArray,
-    capacity: int,
-    jobs: AnyArray,
-    floor_size: IntArray | None,
-    now: float,
-    after: float,
+    view: AnyArray, given: IntArray, capacity: int, jobs: AnyArray, floor_size: IntArray | None, now: float, wait: float
 ) -> bool:
-    """Change given [n] to give free GPUs first to jobs that have waited for `after` seconds.
+    """Change given [n] to give free GPUs first to jobs that have waited for `wait` seconds.
 
     The other arguments are those of `admit`. Overdue jobs get their smallest size, the longest wait first; no other job
     grows while an overdue job waits for GPUs. A job that got GPUs in this way keeps its smallest size until it ends.
@@ -82,7 +76,7 @@ def reserve(
                 kept[i] = 0
             if job.reserved:
                 kept[i] = max(kept[i], min(size, job.gpus))
-        elif now - job.wait_start >= after and size <= capacity:
+        elif now - job.wait_start >= wait and size <= capacity:
             least[i] = size
         left -= kept[i]
     if left < 0:

@@ -46,11 +46,8 @@ def best_node(free: IntArray, count: int, home: int, pools: AnyArray | None = No
             continue
         if free[node] == count:
             return node
-        if best == NOWHERE:
-            best = node
-        elif free[node] > count and free[best] > count:
-            best = node if free[node] < free[best] else best
-        elif free[node] > free[best]:
+        both_fit = free[node] > count and free[best] > count
+        if best == NOWHERE or (free[node] < free[best] if both_fit else free[node] > free[best]):
             best = node
     return best
 
@@ -134,17 +131,19 @@ def span(nodes: AnyArray, held: int) -> int:
 
 @kernel()
 def take_in_turn(row: IntArray, count: int, free: IntArray, first: int) -> int:
-    """Use up one node after the other from number `first` round for a row [N] of `count` GPUs. Return the last node."""
-    last = NOWHERE
+    """Use up one node after the other from number `first` round until a row [N] has `count` more GPUs.
+
+    Return the last node, or NOWHERE if they have fewer.
+    """
     for step in range(len(free)):
         node = (first + step) % len(free)
         taken = min(free[node], count)
-        if taken > 0:
-            row[node] += taken
-            free[node] -= taken
-            count -= taken
-            last = node
-    return last
+        row[node] += taken
+        free[node] -= taken
+        count -= taken
+        if count == 0:
+            return node
+    return NOWHERE
 
 
 @kernel()

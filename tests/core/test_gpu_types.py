@@ -40,8 +40,6 @@ from ..builders import (
 )
 
 GPU_TYPES = {"fast": 2.0, "slow": 0.7, "odd": 1.0}
-
-
 BATCHES = "max_throughput:choose_batch_size=true"
 
 
@@ -54,9 +52,7 @@ class WatchedCluster(SimulatedCluster):
         assert (after.sum(axis=0) <= state.shape.offered).all(), "no node is asked for more than it has"
         for j, now in zip(state.jobs.index, after, strict=True):
             gpu_type = set(self.shape.node_gpu_types[now > 0].tolist())
-            assert gpu_type <= {self.tables.gpu_type[self.store.type_index[j]]}, (
-                "a job is on one GPU type, and as fast as that is"
-            )
+            assert gpu_type <= {self.tables.gpu_type[self.store.type_index[j]]}, "on one type, as fast as that is"
 
 
 @st.composite

@@ -25,9 +25,7 @@ from ..builders import random_jobs, with_gpu_types
 from ..planning.test_planner import TIME_ONLY, Noted
 from .builders import START, TABLES, make_setup
 
-NODES = ClusterShape(
-    Node(gpus, gpu=gpu_type) for gpus, gpu_type in [(4, "slow"), (4, "fast"), (2, "slow"), (4, "fast")]
-)
+NODES = ClusterShape(Node(gpus, gpu=name) for gpus, name in [(4, "slow"), (4, "fast"), (2, "slow"), (4, "fast")])
 ONE_TYPE = ClusterShape((Node(4), Node(4), Node(2)))
 SIZES = (2, 3, 6)
 

@@ -123,9 +123,7 @@ def test_only_programs_with_a_bound_let_policies_choose_batch_sizes() -> None:
         overrides = [f"ray.programs.{name}.largest_batch_size={bound}" for name, bound in bounds.items()]
         experiment = prepare(load_config(CONFIGS / "ray_smoke.yaml", overrides))
         tables = experiment.tables(["batch_sizes"])
-        sizes = [
-            (job_type.model, size) for job_type, size in zip(tables.types, tables.batch_size.tolist(), strict=True)
-        ]
+        sizes = [(own.model, size) for own, size in zip(tables.types, tables.batch_size.tolist(), strict=True)]
         return {name: [size for model, size in sizes if model == name and size] for name in experiment.workload.models}
 
     assert choices() == {"digits_cnn": [], "digits_mlp": []}

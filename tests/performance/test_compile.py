@@ -150,9 +150,7 @@ def test_every_type_has_a_variant_on_every_kind(fitted: FittedProfiles, choose_b
     assert (tables.gpu_type[other] == 1).all()
     assert np.array_equal(tables.own[other], tables.own)
     assert np.array_equal(tables.batch_size[other], tables.batch_size)
-    assert np.array_equal(tables.gpu_type[tables.batch_choices[:, 0]], tables.gpu_type), (
-        "a batch size is chosen on a GPU type"
-    )
+    assert np.array_equal(tables.gpu_type[tables.batch_choices[:, 0]], tables.gpu_type), "chosen on a GPU type"
     assert all(variants[0] == own for variants, own in zip(tables.variants, tables.own, strict=True))
 
 

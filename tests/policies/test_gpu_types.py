@@ -60,11 +60,9 @@ def watched(policy: Policy, jobs: list[Job]) -> Scripted:
 
     def decide(state: ClusterState) -> Allocation:
         held_types = gpu_types_of(state.held_nodes, state.shape)
-        for number, gpu_type in zip(state.jobs.index.tolist(), held_types.tolist(), strict=True):
+        for number, own in zip(state.jobs.index.tolist(), held_types.tolist(), strict=True):
             names = jobs[number].gpu_types
-            assert gpu_type < 0 or not names or state.shape.gpu_types[gpu_type] in names, (
-                f"{jobs[number].name} is on a wrong type"
-            )
+            assert own < 0 or not names or state.shape.gpu_types[own] in names, f"{jobs[number].name}: wrong type"
         return policy(state)
 
     policy.reset(0)

@@ -252,8 +252,8 @@ class JobColumns:
     def accuracy_of(self, job: int) -> float:
         """Newest measured accuracy of a job; before the first measurement, the accuracy of the profile's curve."""
         known = float(self.accuracy[job])
-        kind, progress = self.store.type_index[job : job + 1], self.store.progress[job : job + 1]
-        return known if not np.isnan(known) else float(self.tables.accuracy_at(kind, progress)[0])
+        job_type, progress = self.store.type_index[job : job + 1], self.store.progress[job : job + 1]
+        return known if not np.isnan(known) else float(self.tables.accuracy_at(job_type, progress)[0])
 
     def _note_gain(self, job: int, time: float, whole: bool = False) -> None:
         """Update a job's gain from its best accuracy, and its levels reached at `time` [s]. The gain is 1 if the job
