@@ -19,8 +19,9 @@ import numpy as np
 
 from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.estimates import ThroughputFit
-from rlpto.knowledge.evidence import NOISE_CHANGE, Evidence, Step, by_gpu_type, nearly, same_speeds
+from rlpto.knowledge.evidence import NOISE_CHANGE, Evidence, Step, by_gpu_type, columns, nearly, same_speeds
 from rlpto.knowledge.known import FitMethod
+from rlpto.knowledge.online_fit import fit_whole_steps
 from rlpto.knowledge.prior import LEVEL_SIGMA, coordinates, prior_without
 from rlpto.performance.accuracy import AccuracyCurve, Metric, Points, by_epoch, fit_accuracy
 from rlpto.performance.compile import compile_tables
@@ -93,10 +94,12 @@ class SharedEvidence:
         law, sigma = profile.throughput, np.zeros((SPANS, self._most))
         if isinstance(law, ServerParams):
             self.laws[gpu_type] = server_law(law, self._guess.job_type.batch_size, steps)
+        elif self._method == "pollux":
+            self.laws[gpu_type] = fit_whole_steps(columns(steps))
         else:
             assert isinstance(law, ThroughputParams)
-            prior = prior_without(profile.name) if self._method == "bayes" else None
-            if prior is not None and self._guess.paced:
+            prior = prior_without(profile.name)
+            if self._guess.paced:
                 prior = replace(prior, mean=coordinates(law, batch.base))
             fit = ThroughputFit(batch, self._guess.job_type.batch_size, self._most, prior=prior)
             for step in steps:

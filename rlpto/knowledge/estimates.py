@@ -16,7 +16,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.knowledge.bayes_fit import BayesFit, fill_log_speeds, fit_with_prior
 from rlpto.knowledge.evidence import Step, columns
-from rlpto.knowledge.online_fit import fit_observed, fit_whole_steps
+from rlpto.knowledge.online_fit import fit_observed
 from rlpto.knowledge.prior import LEVEL_SIGMA, ThroughputPrior, law_at, reference_batch
 from rlpto.performance.efficiency import BatchCandidates, BatchLimits, batch_candidates
 from rlpto.performance.fitted import SPANS
@@ -84,7 +84,7 @@ class ThroughputFit:
         sizes = self._in_units(seen.nodes, seen.replicas)
         rows = StepMeasurements(*sizes, self.unit * seen.local_batch, seen.step_time, seen.sync_time)
         if self.prior is None:
-            self.params = fit_whole_steps(rows) if np.isnan(rows.sync_time).any() else fit_observed(rows)
+            self.params = fit_observed(rows)
         else:
             last = None if self._bayes is None else self._bayes.point
             self._bayes = fit_with_prior(rows, self.prior, self._reference, last)

@@ -202,11 +202,12 @@ class Measured:
     gpu: str = ANY_GPU
 
     def step(self, batch_size: int, *, fixed: bool) -> Step:
-        """Return the mean step, whose synchronisation was not measured. batch_size: samples of all workers if `fixed`,
-        otherwise of each."""
+        """Return the mean step; the synchronisation of several workers was not measured. batch_size: samples of all
+        workers if `fixed`, otherwise of each."""
         batch = batch_size / (self.workers if fixed else 1)
         seconds = self.workers * batch / self.samples_per_second
-        return Step(self.nodes, self.workers, batch, seconds, servers=self.servers, gpu_type=self.gpu, steps=self.count)
+        sync = math.nan if self.workers > 1 else 0.0
+        return Step(self.nodes, self.workers, batch, seconds, sync, self.servers, self.gpu, self.count)
 
 
 @dataclass(frozen=True)
