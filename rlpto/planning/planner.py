@@ -11,7 +11,6 @@ from __future__ import annotations
 import multiprocessing
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +23,10 @@ from rlpto.core.policy import BasePolicy
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import INTERVAL
 from rlpto.core.rewards import HOUR, TERMS, RewardWeights, weigh
-from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.compiled import copy_rows, njit
 from rlpto.io.cores import cores
 from rlpto.io.settings import Settings
-from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.planning.snapshot import known_speeds
 from rlpto.policies.index import Index, steer
 from rlpto.policies.index_weights import ACCURACY_FEATURES, WEIGHT_NAMES, IndexWeights, load_index_weights
@@ -114,7 +112,6 @@ class Planner(BasePolicy[PlannerOptions]):
         if given.interval is not None and times.decide_on == "events":
             same["interval"] = max(given.interval, times.interval)
         self._simulator = times.model_copy(update=same)
-        self._elapsed = np.zeros((0, 0))  # for estimated speeds; kept, because most stay from plan to plan
         super().__init__(given)
 
     def reset(self, seed: int) -> None:
@@ -161,12 +158,11 @@ class Planner(BasePolicy[PlannerOptions]):
         rows = np.argsort(state.jobs.index, kind="stable")
         table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
         placement, estimates, store = state.placement(table.index), table.estimates(), table.columns()
-        if estimates.noise is not None:  # rollouts train at the estimated speeds
+        if estimates.noise is not None or estimates.tables.written is not None:  # rollouts train at estimated speeds
             estimates = known_speeds(estimates, state.gpus_per_node)
         store.type_index[:] = store.estimated_type[:] = estimates.type_index
         store.scale[:] = estimates.scale
-        shown = estimates.tables
-        tables = shown if shown.written is None else self._with_elapsed(shown, estimates.type_index)
+        tables = estimates.tables
         store.measured_accuracy[:] = np.nan
         store.rescale_left[:] = placement.pausing
         late = bool(self._reward["shortfall"][0] > 0)  # it matters when jobs gain their accuracy
@@ -174,20 +170,10 @@ class Planner(BasePolicy[PlannerOptions]):
             store.records[None], state.shape, tables, self._simulator, 0, keep_log=False, follow_accuracy=late
         )
         take_up_all(world, state.time, state.shape, placement)
-        by_gpu_type = shown.floor_size.size and shown.by_gpu_type.shape[1] == len(shown.gpu_types)
-        gpu_types = GpuTypes.of(state.shape, shown) if by_gpu_type else None
-        loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, gpu_types=gpu_types)
+        by_gpu_type = tables.floor_size.size and tables.by_gpu_type.shape[1] == len(tables.gpu_types)
+        gpu_types = GpuTypes.of(state.shape, tables) if by_gpu_type else None
+        loop = build_loop(world, tables, self._queue, state.gpus_per_node, NO_NOISE, gpu_types=gpu_types)
         return loop, Start(*(getattr(world, name)[:1].copy() for name in Start._fields))
-
-    def _with_elapsed(self, tables: SpeedTables, types: IntArray) -> SpeedTables:
-        """Return tables that change as jobs learn with the elapsed times of some types."""
-        shape = len(tables.rates), tables.rates.shape[1] + 1
-        if self._elapsed.shape != shape:
-            self._elapsed = np.zeros(shape)
-            self._elapsed[0, 1:] = np.inf
-        rows = np.unique(tables.row[np.unique(types), :, 1:])
-        self._elapsed[rows] = elapsed_from_rates(tables.rates[rows])
-        return replace(tables, elapsed=self._elapsed)
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
         """[C] cost of each candidate."""
