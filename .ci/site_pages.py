@@ -21,7 +21,7 @@ from rlpto.workloads.frozen import read_jobs
 JOBS = {
     "microsoft": "Jobs recorded on a Microsoft cluster in 2021 (`{path}`)",
     "synthetic": "Jobs drawn like those of Microsoft's cluster Philly",
-    "kinds": "Whole trainings of models, drawn like the jobs of Microsoft's cluster Philly, on three kinds of GPU",
+    "kinds": "Whole trainings of models, drawn like the jobs of Microsoft's cluster Philly, on three GPU types",
     "llm": "Jobs of a lab that develops large language models, by `configs/llm.yaml` and `configs/llm_kinds.yaml`",
     "philly": "Jobs recorded on Microsoft's cluster Philly in 2017",
     "pollux": "Jobs drawn from two workloads of Pollux's benchmark",

@@ -18,7 +18,7 @@ CHECKPOINT = "rlpto checkpoint 1"
 """Format of a checkpoint: an agent, and the state of its training."""
 AGENT = "rlpto agent 1"
 """Format of an exported agent."""
-KINDS = (CHECKPOINT, AGENT)
+FORMATS = (CHECKPOINT, AGENT)
 INDEX_WEIGHTS, START = "index_weights", "start"
 """Entries of the manifest: the index weights of an agent that is nothing else, and the weights it started from."""
 NOT_TRAINED = "start, not trained"

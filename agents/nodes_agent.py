@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import KINDS, check_meaning
+from rlpto.agents.archive import FORMATS, check_meaning
 from rlpto.agents.policy import AgentOptions, PretrainedOptions
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.core.renting import NodesState
@@ -135,7 +135,7 @@ class NodesAgent:
 
     def __init__(self, options: AgentOptions | PretrainedOptions) -> None:
         path = options.checkpoint()
-        self._trained = nodes_agent_of(read_archive(path, KINDS), path)
+        self._trained = nodes_agent_of(read_archive(path, FORMATS), path)
         self.forecasts = self._trained.forecasts
 
     def __call__(self, state: NodesState) -> FloatArray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import ValidationError
 
-from rlpto.agents.archive import INDEX_WEIGHTS, KINDS, NOT_TRAINED, index_weights_of, state_of
+from rlpto.agents.archive import FORMATS, INDEX_WEIGHTS, NOT_TRAINED, index_weights_of, state_of
 from rlpto.agents.settings import BEST, LAST
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.envs.acting import ActionPolicy
@@ -74,7 +74,7 @@ class Agent:
         self._index_weights: FloatArray = np.zeros(0)
         if trained is None:
             path = self.options.checkpoint()
-            archive = read_archive(path, KINDS)
+            archive = read_archive(path, FORMATS)
             if INDEX_WEIGHTS in archive.manifest:
                 self._index_weights = index_weights_of(archive, path)
             else:
@@ -85,7 +85,7 @@ class Agent:
             self._decides = ActionPolicy(self.name, act_alone(trained), trained.env, trained.start)
 
     @property
-    def steering(self) -> dict[str, float]:
+    def weight_steps(self) -> dict[str, float]:
         """The valid action, in steps of each index weight; empty before the first decision."""
         action = np.zeros(0) if self._decides is None else self._decides.action
         return dict(zip(WEIGHT_NAMES, map(float, action.reshape(-1)), strict=False))
@@ -136,7 +136,7 @@ def _not_trained(spec: PolicySpec) -> bool:
     options.pop("label", None)
     kind = AgentOptions if spec.name == "agent" else PretrainedOptions
     try:
-        archive = read_archive(kind.model_validate(options).checkpoint(), KINDS)
+        archive = read_archive(kind.model_validate(options).checkpoint(), FORMATS)
         return state_of(archive.manifest, archive.arrays) == NOT_TRAINED
     except (RlptoError, ValidationError):
         return False

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import INDEX_WEIGHTS, KINDS, START, check_meaning, index_weights_of
+from rlpto.agents.archive import FORMATS, INDEX_WEIGHTS, START, check_meaning, index_weights_of
 from rlpto.agents.ppo import FromStart, JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
@@ -121,7 +121,7 @@ class StartingAgent:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.archive: Archive = read_archive(file, KINDS)
+        self.archive: Archive = read_archive(file, FORMATS)
         if INDEX_WEIGHTS in self.archive.manifest:
             raise CheckpointError(
                 f"{file}: learnt from whole windows; expected an agent of agent.learns: decisions, since real jobs "

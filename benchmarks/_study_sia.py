@@ -44,7 +44,7 @@ def compared(plan: Plan) -> Part:
     means = {policy: pd.DataFrame([one.metrics for one in cells]).mean() for policy, cells in done.items()}
     jct = {policy: round(float(mean["jct_mean"]) / 60, 1) for policy, mean in means.items()}
     figures = {
-        "sia, p99 of a decision for 160 jobs on 64 GPUs of three kinds": p99(latencies(shape, "sia")),
+        "sia, p99 of a decision for 160 jobs on 64 GPUs of three types": p99(latencies(shape, "sia")),
         "sia, p99 of the programme alone, 3,040 choices open": p99(programme_seconds(shape)),
         "gavel, p99 of a decision, likewise": p99(latencies(shape, "gavel")),
         "mean JCT under sia by that under gavel": jct["sia"] / jct["gavel"],

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from _studies import MORE, TIME_ONLY, Part, Plan, Workload, finished, shown, trained, tuned
 
-from rlpto.agents.archive import KINDS, index_weights_of
+from rlpto.agents.archive import FORMATS, index_weights_of
 from rlpto.agents.policy import run_file
 from rlpto.agents.window_training import WEIGHTS
 from rlpto.envs.whole_windows import WindowPool
@@ -133,7 +133,7 @@ def add_row(part: Part, plan: Plan, way: str, name: str, learnt: Mapping[str, Se
 def vector_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> FloatArray:
     """[S] the best index weights of a training, which is run first if necessary."""
     file = run_file(run_of(plan, workload, variant, overrides, seed))
-    return index_weights_of(read_archive(file, KINDS), file)
+    return index_weights_of(read_archive(file, FORMATS), file)
 
 
 def run_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.agents.archive import KINDS, deciding
+from rlpto.agents.archive import FORMATS, deciding
 from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, runnable
@@ -126,7 +126,7 @@ def agent_scores(folder: Path, agent: Path) -> list[str]:
     card = read_card(folder)
     policies = [make_policy(runnable(spec, folder)) for spec in card.policies]
     files = [policy.options.checkpoint() for policy in policies if isinstance(policy, Agent)]
-    decide = [deciding(read_archive(file, KINDS)) for file in (agent, *files)]
+    decide = [deciding(read_archive(file, FORMATS)) for file in (agent, *files)]
     if len(files) < len(policies) or decide[0] not in decide[1:]:
         raise ConfigError(f"{folder}: a submission of {', '.join(card.policies)}; expected one of {agent}")
     divisions, wrong = entries_of([folder])

@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,6 +28,7 @@ from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, N
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.io.archive import read_archive, write_archive
+from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.io.compiled import say_if_cold
 from rlpto.io.errors import CheckpointError, ConfigError, refusals_as
 from rlpto.io.files import file_there, is_there, write_text
@@ -309,9 +311,27 @@ def save_record(record: RunRecord, path: Path) -> None:
     for group in (group for group in _GROUPS if group not in _OPTIONAL or len(getattr(record, group).time)):
         part = getattr(record, group)
         values |= {f"{group}.{field.name}": getattr(part, field.name) for field in fields(part)}
-    texts = {name: value for name, value in values.items() if isinstance(value, str | tuple)}
-    arrays = {name: np.asarray(value) for name, value in values.items() if name not in texts}
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    arrays = {name: np.asarray(value) for name, value in values.items() if not isinstance(value, str | tuple)}
+    for name, column in values.items():
+        if isinstance(column, tuple):
+            arrays[name], arrays[f"{name}.ends"] = _joined(column)
     write_archive(path, {"format": RECORD, **texts}, arrays, "a record")
+
+
+def _joined(column: tuple[str, ...]) -> tuple[AnyArray, IntArray]:
+    """The UTF-8 of texts one after another, and [n] where each ends. The manifest is too small for a million names."""
+    encoded = [text.encode() for text in column]
+    return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(text) for text in encoded], dtype=np.int64)
+
+
+def _split(joined: AnyArray, ends: AnyArray) -> tuple[str, ...]:
+    """The texts of `_joined`. Raises ValueError if these are no such arrays."""
+    typed = joined.dtype == np.uint8 and ends.dtype == np.int64 and joined.ndim == ends.ndim == 1
+    if not typed or (np.diff(ends, prepend=0, append=len(joined)) < 0).any():
+        raise ValueError("bytes and ends that do not make texts")
+    content, starts = joined.tobytes(), [0, *ends.tolist()]
+    return tuple(content[start:end].decode() for start, end in pairwise(starts))
 
 
 def load_record(path: Path) -> RunRecord:
@@ -331,15 +351,16 @@ def load_record(path: Path) -> RunRecord:
 def _part(group: str, kind: type, values: dict[str, Any]) -> object:
     """Read one group of a record. All its columns have one row per entry."""
     found: dict[str, Any] = {}
-    rows = len(values[f"{group}.{fields(kind)[0].name}"])
+    first = f"{group}.{fields(kind)[0].name}"
+    rows = len(values.get(f"{first}.ends", values[first]))
     for field in fields(kind):
         key = f"{group}.{field.name}"
         shape = (rows, len(REWARD_PARTS)) if field.name == "reward" else (rows,)
         value = values[key]
         if str(field.type) not in _KINDS:
-            if not isinstance(value, list) or len(value) != rows or not all(isinstance(text, str) for text in value):
+            if len(values[f"{key}.ends"]) != rows:
                 raise ValueError(f"{key}: expected {rows} texts")
-            value = tuple(value)
+            value = _split(value, values[f"{key}.ends"])
         elif not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind != _KINDS[str(field.type)]:
             raise ValueError(f"{key}: expected numbers of shape {shape}")
         found[field.name] = value

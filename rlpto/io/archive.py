@@ -1,8 +1,8 @@
 """The one format of what RLPTO learns and records: safetensors, with plain data as one JSON text in the header.
 
 Agents, checkpoints, forecasters and run records are such files. Nothing in them is unpickled or unpacked, so an
-untrusted file can do no harm and needs no more memory than its own size: safetensors refuses arrays that overlap, leave
-gaps, or do not end with the file.
+untrusted file can do no harm, and its arrays need no more memory than the file: safetensors refuses arrays that
+overlap, leave gaps, or do not end with the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors.numpy import save
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import CheckpointError, RlptoError
 from rlpto.io.files import whole_file
-from rlpto.io.reading import LARGEST_JSON_BYTES, MIB, check_file, one_line, parse_json, parsing
+from rlpto.io.reading import LARGEST_ENTRIES, LARGEST_JSON_BYTES, MIB, check_file, one_line, parse_json, parsing
 
 LARGEST_ARCHIVE_BYTES = 512 * MIB
 LARGEST_HEADER_BYTES = 2 * LARGEST_JSON_BYTES
@@ -87,7 +87,10 @@ def _contents(path: Path) -> tuple[str, dict[str, AnyArray]]:
         raise ValueError(f"a header of {header:,} bytes")
     try:
         with safe_open(path, "numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
+            names = sorted(file.keys())
+            if len(names) > LARGEST_ENTRIES:
+                raise ValueError(f"{len(names):,} arrays")
+            arrays = {name: file.get_tensor(name) for name in names}
             return (file.metadata() or {}).get(_MANIFEST, "null"), arrays
     except SafetensorError as wrong:
         raise ValueError(str(wrong)) from None

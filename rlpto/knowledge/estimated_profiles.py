@@ -43,7 +43,7 @@ SHAPE_EPOCHS = 4.0
 
 @dataclass(frozen=True)
 class Guess:
-    """What is known of a job before it, or a similar job, has trained.
+    """The estimate of a job before it, or a similar job, has trained.
 
     profile: guessed profile under the model's name, which scales perfectly. job_type: its job type. timed: whether the
     time of a step is known. paced: whether steps take exactly the profile's time.

@@ -61,7 +61,7 @@ class Sia(BasePolicy[SiaOptions]):
     """Minimises the sum over jobs of (restart factor x speed-up)^p, with cost `waiting` for a job without GPUs."""
 
     name = "sia"
-    summary = "integer programme over numbers of GPUs and GPU types (Sia), elastic; knows no remaining work"
+    summary = "integer programme over numbers and types of GPUs (Sia), elastic; knows no remaining work"
     source = "Jayaram Subramanya et al., SOSP 2023 (Sia)"
     Options = SiaOptions
 

@@ -102,7 +102,7 @@ CREATE INDEX spans_ended ON spans (ended);
 CREATE TABLE decisions (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, time REAL NOT NULL DEFAULT 0, policy TEXT NOT NULL,
     latency REAL NOT NULL, capacity INTEGER NOT NULL, held INTEGER NOT NULL, active INTEGER NOT NULL,
-    waiting INTEGER NOT NULL, reward REAL, parts TEXT NOT NULL DEFAULT '{}', steering TEXT NOT NULL DEFAULT '{}',
+    waiting INTEGER NOT NULL, reward REAL, parts TEXT NOT NULL DEFAULT '{}', weight_steps TEXT NOT NULL DEFAULT '{}',
     observation TEXT NOT NULL DEFAULT '{}', action TEXT NOT NULL DEFAULT '{}', batch_sizes TEXT NOT NULL DEFAULT '{}',
     gain_high REAL NOT NULL DEFAULT 0, gain_normal REAL NOT NULL DEFAULT 0, gain_low REAL NOT NULL DEFAULT 0,
     unfinished REAL NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0,

@@ -102,8 +102,8 @@ class PredictionRow(Row):
 @dataclass(frozen=True)
 class DecisionRow(Row):
     """A decision. latency: s. capacity, held: GPUs up, and GPUs held after it. active, waiting: numbers of jobs.
-    reward, parts: reward of the preceding interval, and its parts by name. steering: the agent's changes to the index,
-    by name; empty for other policies."""
+    reward, parts: reward of the preceding interval, and its parts by name. weight_steps: the agent's steps of the index
+    weights, by name; empty for other policies."""
 
     TABLE = "decisions"
 
@@ -116,7 +116,7 @@ class DecisionRow(Row):
     waiting: int
     reward: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
-    steering: Mapping[str, float] = field(default_factory=dict)
+    weight_steps: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def predictions(store: Store) -> dict[str, PredictionRow]:
 
 def describe_decision(store: Store, row: DecisionRow) -> None:
     """Add columns to the session's newest decision."""
-    values = asdict(row) | {"parts": json.dumps(dict(row.parts)), "steering": json.dumps(dict(row.steering))}
+    values = asdict(row) | {"parts": json.dumps(dict(row.parts)), "weight_steps": json.dumps(dict(row.weight_steps))}
     sets = ", ".join(f"{name} = ?" for name in values)
     store.write(f"UPDATE decisions SET {sets} WHERE seq = (SELECT max(seq) FROM decisions)", (*values.values(),))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlpto.agents.archive import AGENT, CHECKPOINT, INDEX_WEIGHTS, KINDS, START
+from rlpto.agents.archive import AGENT, CHECKPOINT, FORMATS, INDEX_WEIGHTS, START
 from rlpto.agents.card import card_of
 from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.policy import pretrained_file
@@ -18,7 +18,7 @@ from rlpto.io.files import digest
 
 def write_agent(path: Path, lacking: tuple[str, ...] = (), trained: bool = True, **said: Any) -> Path:
     """An agent that ships, with other statements in its manifest."""
-    archive = read_archive(pretrained_file("philly"), KINDS)
+    archive = read_archive(pretrained_file("philly"), FORMATS)
     own = archive.manifest if trained else archive.manifest | {START: archive.manifest[INDEX_WEIGHTS]}
     manifest = {key: value for key, value in (own | said).items() if key not in lacking}
     write_archive(path, manifest, archive.arrays, "an agent")

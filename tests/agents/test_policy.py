@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlpto.agents.archive import AGENT, CHECKPOINT, INDEX_WEIGHTS, KINDS, NOT_TRAINED, TRAINED, state_of
+from rlpto.agents.archive import AGENT, CHECKPOINT, FORMATS, INDEX_WEIGHTS, NOT_TRAINED, TRAINED, state_of
 from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.policy import Agent, AgentOptions, shown_label
 from rlpto.agents.ppo import JobSetPolicy
@@ -103,7 +103,7 @@ def test_pretrained_agents_go_by_their_name(decided: Path, tmp_path: Path, monke
 @pytest.mark.parametrize("name", example_names("pretrained", ".safetensors"))
 def test_an_agent_that_ships_as_trained_is_trained_and_can_be_used(name: str) -> None:
     path = example_config(name) or Path()
-    archive = read_archive(path, KINDS)
+    archive = read_archive(path, FORMATS)
     if INDEX_WEIGHTS not in archive.manifest:
         assert agent_of(archive, path).env.max_jobs == archive.manifest["env"]["max_jobs"]
     Agent(AgentOptions(file=path))
@@ -117,9 +117,9 @@ def test_a_best_checkpoint_from_before_the_first_step_says_so(tmp_path: Path) ->
     assert outcome.best_steps == 0
     assert f"holds the {NOT_TRAINED}" in summary(tmp_path / "run", outcome)
     for name, state in (("best.safetensors", NOT_TRAINED), ("last.safetensors", TRAINED)):
-        assert read_archive(tmp_path / "run" / name, KINDS).manifest["state"] == state
+        assert read_archive(tmp_path / "run" / name, FORMATS).manifest["state"] == state
     _, exported = export_agent(tmp_path / "run" / "best.safetensors", tmp_path / "agent.safetensors")
-    assert exported == read_archive(tmp_path / "agent.safetensors", KINDS).manifest["state"] == NOT_TRAINED
+    assert exported == read_archive(tmp_path / "agent.safetensors", FORMATS).manifest["state"] == NOT_TRAINED
     spec = f"agent:label=mine,run={tmp_path / 'run'}"
     assert shown_label(spec) == f"mine ({NOT_TRAINED})"
     assert shown_label(f"fifo>3600:{spec}") == f"fifo>3600:mine ({NOT_TRAINED})"

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlpto.agents.archive import INDEX_WEIGHTS, KINDS, NOT_TRAINED, TRAINED, index_weights_of, state_of
+from rlpto.agents.archive import FORMATS, INDEX_WEIGHTS, NOT_TRAINED, TRAINED, index_weights_of, state_of
 from rlpto.agents.checkpoint import Identity, export_agent
 from rlpto.agents.policy import Agent, AgentOptions
 from rlpto.agents.settings import AgentSettings, WindowSettings
@@ -99,7 +99,7 @@ def test_one_window_that_costs_a_thousand_times_as_much_does_not_decide(learn: C
 
 
 def learnt_in(path: Path) -> FloatArray:
-    return index_weights_of(read_archive(path, KINDS), path)
+    return index_weights_of(read_archive(path, FORMATS), path)
 
 
 def test_training_mends_a_poor_start(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_before_the_first_update_it_is_the_index(tmp_path: Path) -> None:
     assert not pool.losses(np.repeat(vector[None], 3, axis=0), np.arange(3)).any()
     outcome = train_small(tmp_path, chosen={"learning_rate": 1e-15})
     assert outcome.best_steps == 0
-    assert read_archive(tmp_path / "best.safetensors", KINDS).manifest["state"] == NOT_TRAINED
+    assert read_archive(tmp_path / "best.safetensors", FORMATS).manifest["state"] == NOT_TRAINED
 
 
 @pytest.mark.parametrize(("chosen", "moves"), [({"network": 0.0}, "weights"), ({"constants": 0.0}, "network")])
@@ -151,7 +151,7 @@ def test_the_agent_decides_as_in_training_wherever_its_vector_is_used(tmp_path: 
     setup = make_setup()
     train_small(tmp_path / "run", setup, chosen={"learning_rate": 2.0, "windows": 64})
     export_agent(tmp_path / "run" / "last.safetensors", tmp_path / "agent.safetensors")
-    archive = read_archive(tmp_path / "agent.safetensors", KINDS)
+    archive = read_archive(tmp_path / "agent.safetensors", FORMATS)
     assert state_of(archive.manifest, archive.arrays) == TRAINED
     assert not archive.arrays
     learnt = learnt_in(tmp_path / "agent.safetensors")
@@ -228,7 +228,7 @@ def test_a_network_that_is_none_is_refused(trained: Path, tmp_path: Path, conten
 def test_a_file_of_another_version_or_training_is_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="other settings"):
         train_small(trained, chosen={"learning_rate": 0.5}, identity=Identity("other", 5, {}), resume=True)
-    archive = read_archive(trained / "last.safetensors", KINDS)
+    archive = read_archive(trained / "last.safetensors", FORMATS)
     foreign = archive.manifest[INDEX_WEIGHTS] | {"weights": {"colour": 1.0}}
     write_archive(tmp_path / "old.safetensors", archive.manifest | {INDEX_WEIGHTS: foreign}, {}, "a test")
     with pytest.raises(CheckpointError, match=r"old.safetensors: index_weights: weights.colour: unknown weight"):

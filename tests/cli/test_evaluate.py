@@ -91,7 +91,7 @@ def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: P
         (["--policies", "fifo>a:las"], ["--policies: policies.0: policy switch 'a:las'", "expected SECONDS:POLICY"]),
         (["--policies", "fifo>600:lass"], ["no policy 'lass'", "did you mean las?"]),
         (["--policies", "fifo:backfil=1"], ["backfil", "did you mean backfill?"]),
-        (["--policies", "index:weights=exp.yaml"], ["exp.yaml", "not a file of index weights"]),
+        (["--policies", "index:weights=exp.yaml"], ["exp.yaml", "no index weights"]),
         (["--set", "workload.path=no.parquet"], ["no.parquet: no such trace", "rlpto trace import"]),
         (["--set", "cluster.nodes=[{count: 1, gpus: 2}]"], ["wants 4 GPUs", "at most the 2 the cluster has"]),
         (["--set", "workload.windows.hours=20"], ["windows of 20 h do not fit", "expected a smaller windows.hours"]),

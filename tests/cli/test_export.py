@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS
+from rlpto.agents.archive import AGENT, CHECKPOINT, FORMATS
 from rlpto.agents.card import card_of
 from rlpto.agents.policy import pretrained_file
 from rlpto.bench.results import Scores, read_rows, write_rows
@@ -263,7 +263,7 @@ def test_only_exported_agents_are_pushed_with_cards_of_their_own(hub: Hub, ask: 
     assert hub.files["me/philly"]["README.md"].decode() == edited
     shutil.copyfile(pretrained_file("pollux"), agent)
     ask("push", "agent.safetensors", "me/other").assert_refused("agent.md", "the card of another file", "--card")
-    archive = read_archive(agent, KINDS)
+    archive = read_archive(agent, FORMATS)
     write_archive(agent.with_name("last.safetensors"), archive.manifest | {"format": CHECKPOINT}, archive.arrays, "one")
     ask("push", "last.safetensors", "me/other").assert_refused("last.safetensors", f"expected {AGENT}")
     assert list(hub.files) == ["me/philly"]
@@ -305,7 +305,7 @@ def test_no_network_is_said_at_once(ask: Ask, agent: Path, monkeypatch: pytest.M
 def test_a_file_that_is_no_agent_of_this_version_is_not_put_in_place(
     hub: Hub, ask: Ask, agent: Path, tmp_path: Path
 ) -> None:
-    archive = read_archive(agent, KINDS)
+    archive = read_archive(agent, FORMATS)
     foreign = archive.manifest | {"index_weights": {"format": "other"}}
     write_archive(tmp_path / "foreign.safetensors", foreign, archive.arrays, "one")
     agents = {"cut": agent.read_bytes()[:-100], "foreign": (tmp_path / "foreign.safetensors").read_bytes()}

@@ -182,8 +182,26 @@ def test_a_foreign_cut_or_inconsistent_file_is_an_error_that_names_it(tmp_path: 
         write_archive(tmp_path / "wrong", archive.manifest, archive.arrays | {name: wrong}, "a test")
         with pytest.raises(CheckpointError, match=rf"wrong: .*{name}"):
             load_record(tmp_path / "wrong")
-    for name in ("jobs.names", "jobs.models"):
-        for texts in ([{"a": 1}, None, "c"], "abc"):
-            write_archive(tmp_path / "wrong", archive.manifest | {name: texts}, archive.arrays, "a test")
-            with pytest.raises(CheckpointError, match=rf"wrong: .*{name}"):
-                load_record(tmp_path / "wrong")
+    texts: dict[str, np.ndarray] = {
+        "jobs.names": np.ones(3),
+        "jobs.models": np.full(9, 255, np.uint8),
+        "jobs.names.ends": np.array([1, 0, 3]),
+        "jobs.models.ends": np.array([1, 2]),
+    }
+    for name, wrong in texts.items():
+        write_archive(tmp_path / "wrong", archive.manifest, archive.arrays | {name: wrong}, "a test")
+        with pytest.raises(CheckpointError, match="wrong: "):
+            load_record(tmp_path / "wrong")
+
+
+def test_a_million_names_are_kept(tmp_path: Path) -> None:
+    record = toy_record(Cell("fifo", "w", 0), jobs=2)
+    times = {
+        field.name: np.resize(getattr(record.jobs, field.name), 10**6)
+        for field in fields(record.jobs)
+        if field.name not in ("names", "models")
+    }
+    names = tuple(f"the job with the number {number}" for number in range(10**6))
+    many = replace(record, jobs=replace(record.jobs, names=names, models=names, **times))
+    save_record(many, tmp_path / "run.safetensors")
+    assert load_record(tmp_path / "run.safetensors").jobs.names == names

@@ -120,7 +120,7 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Phase, Phase]]:
     monkeypatch.setattr(control_loop, "TURN_S", 0.002)
     monkeypatch.setattr(ray, "kill", lambda handle: setattr(handle, "alive", False))
     monkeypatch.setattr(ray, "put", lambda value: value)
-    monkeypatch.setattr(training_group, "kind_at", lambda _: "gpu")
+    monkeypatch.setattr(training_group, "gpu_type_at", lambda _: "gpu")
     monkeypatch.setattr(training_group, "start_store", lambda _: SimpleNamespace(port=0))
     return found
 

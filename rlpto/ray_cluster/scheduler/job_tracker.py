@@ -286,6 +286,7 @@ class JobTracker:
         self.database.set_job(job, **self.columns.kept_of(number))
         self.database.end(job, self.time, CANCELLED)
         self._commands.end(job)
+        self.changed = True
 
     def reclass(self, job: str, priority: int) -> None:
         """Move a job to another priority class, and reset its priority rises."""
@@ -294,6 +295,7 @@ class JobTracker:
             moved = replace(self.jobs[number], priority=priority)
             self.jobs = (*self.jobs[:number], moved, *self.jobs[number + 1 :])
             self.store.priority[number], self.store.risen[number] = priority, 0
+            self.changed = True
 
     def restore(self, clock: Clock, left: float, controllers: Sequence[str], counted: float) -> list[JobReport]:
         """Restore the state from the database and the controllers. left: time at which the session was left. counted:

@@ -55,7 +55,7 @@ class OnlineEstimates:
         self._jobs: list[EstimatedJob] = []
         self._news: dict[EstimatedJob, None] = {}  # in the order of their reports
         self._keys: dict[tuple[object, ...], int] = {}
-        self._made = count(1)
+        self._numbers, self._made = count(), count(1)
         self._names: dict[tuple[object, ...], str] = {}
         self.append(jobs, specs, profiles)
 
@@ -69,16 +69,20 @@ class OnlineEstimates:
             epochs = max(math.ceil(min(job.epochs, self._most_epochs)), 1)
             same = (like, program.model_dump_json(), job.model, job.metric, job.max_gpus, epochs, samples)
             guess = guess_of(job, program, samples, epochs)
-            if like not in self._shared:
-                self._shared[like] = SharedEvidence(guess, profiles.max_gpus, self._method)
-            key = self._keys.setdefault(same, len(self._keys))
+            if like not in self._shared:  # its jobs may have other limits of GPUs
+                limits = program.batch_limits(profiles.max_gpus)
+                anyone = replace(guess, profile=replace(guess.profile, batch=limits))
+                self._shared[like] = SharedEvidence(anyone, profiles.max_gpus, self._method)
+            key = self._keys.setdefault(same, next(self._numbers))
             self._jobs.append(EstimatedJob(key, guess, self._shared[like]))
         self._compile()
 
     def keep(self, index: IntArray) -> None:
         """Keep only the jobs at `index` [n], and renumber them from 0."""
         self._jobs = [self._jobs[job] for job in index.tolist()]
-        used = {id(job.shared) for job in self._jobs}
+        used, keys = {id(job.shared) for job in self._jobs}, {job.key for job in self._jobs}
+        self._keys = {same: key for same, key in self._keys.items() if key in keys}
+        self._news = {job: None for job in self._news if job in set(self._jobs)}
         spare = [like for like, shared in self._shared.items() if id(shared) not in used]
         for like in spare[: max(len(spare) - POOLED_PROGRAMS * self._pooled, 0)]:
             del self._shared[like]

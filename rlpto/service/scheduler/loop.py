@@ -97,8 +97,8 @@ class EligibleDecisions:
     def _record(self, state: ClusterState, given: IntArray, policy: SwitchablePolicy, asked: bool) -> None:
         waiting, held = int(np.count_nonzero(given == 0)), int(given.sum())
         active, latency = len(state.jobs), policy.latency if asked else 0.0
-        steering = dict(getattr(policy.policy, "steering", {}))
-        row = DecisionRow(self.wall(), policy.name, latency, state.capacity, held, active, waiting, steering=steering)
+        steps = dict(getattr(policy.policy, "weight_steps", {}))
+        row = DecisionRow(self.wall(), policy.name, latency, state.capacity, held, active, waiting, weight_steps=steps)
         self.status.decided(row, self.reward, state.time, applied=asked)
         self.reward = np.zeros(len(REWARD_PARTS))
 

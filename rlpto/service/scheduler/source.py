@@ -28,8 +28,8 @@ class JobQueueSource:
     given: ids of jobs that the cluster has already. clock: clock of the cluster. since: submit time of its last job.
     arrived: called with jobs handed to the cluster. can_switch: whether the policy of a name is ready to decide.
 
-    leaving: unanswered requests to drain nodes. drained: whether jobs are kept from
-    starting. closed: whether nothing more is taken from the database.
+    leaving: unanswered requests to drain nodes. drained: whether jobs are kept from starting. closed: whether nothing
+    more is taken from the database.
     """
 
     def __init__(

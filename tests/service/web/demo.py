@@ -83,9 +83,9 @@ def _state(store: Store, now: float) -> None:
     requests.add_switch(store, "elastic_fifo", "olga", "many short jobs", now - 1800, now - 1800)
     for number in range(60):
         parts = {"throughput": 2 + math.sin(number), "waiting": -1.0, "rescales": -0.5}
-        steering = {"shrink": math.sin(number), "spread": math.cos(number)} if number > 30 else {}
+        weight_steps = {"shrink": math.sin(number), "spread": math.cos(number)} if number > 30 else {}
         at, reward = now - 3600 + 60 * number, sum(parts.values())
-        put(store, [status.DecisionRow(at, "elastic_fifo", 0.004, 8, 7, 9, 3, reward, parts, steering)])
+        put(store, [status.DecisionRow(at, "elastic_fifo", 0.004, 8, 7, 9, 3, reward, parts, weight_steps)])
     rows = []
     for number in range(-30, 10):
         level = 7200 * (1 + 0.5 * math.sin(number / 5))

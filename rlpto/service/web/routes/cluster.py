@@ -293,7 +293,7 @@ async def _answered(service: Service, request: int) -> str:
 async def decisions(
     _: TheCaller, service: TheService, since: Time = None, limit: Annotated[int, Query(ge=1, le=2000)] = 500
 ) -> dict[Literal["decisions"], list[status.DecisionRow]]:
-    """Decisions with reward, its parts, and the agent's steering. Default for `since`: one day ago."""
+    """Decisions with reward, its parts, and the agent's steps of index weights. Default for `since`: one day ago."""
     begin = service.now() - _DAY_S if since is None else since
     return {"decisions": status.decisions(service.store, begin, limit)}
 

@@ -25,7 +25,7 @@
     const named = (key) => [...new Set(rows.flatMap((row) => Object.keys(row[key])))];
     const lines = (key) => named(key).map((name) => ({ label: name, thin: key === "parts", values: rows.map((row) => row[key][name] ?? null) }));
     window.rlptoDraw("reward", x, [{ label: "reward", values: rows.map((row) => row.reward) }, ...lines("parts")]);
-    window.rlptoDraw("steering", x, lines("steering"));
+    window.rlptoDraw("weight_steps", x, lines("weight_steps"));
   };
 
   const all = () => { quietly(gantt()); quietly(volume()); quietly(decisions()); };
