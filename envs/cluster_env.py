@@ -31,12 +31,12 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
 
     Reward: the sum of the terms of `rlpto.core.rewards`, such as accuracy gained and the cost of time; minus, with
     baseline `start_heuristic`, the reward of the baseline rollout in the same time; divided by `reward_scale`. `info`
-    has the unscaled terms by name, and `elapsed`, the seconds that the step took.
+    has the unscaled terms by name, and `elapsed`, the seconds of cluster time that the step covered.
 
     Termination: all jobs have finished, or the simulator's time limit is reached. Truncation: the episode's
     length is reached.
 
-    setup: an `EnvSetup` (each episode is a stretch of a workload, in virtual time) or an `ExternalSetup`.
+    setup: an `EnvSetup` (each episode is a part of one window, in virtual time) or an `ExternalSetup`.
     render_mode: `ansi`, `rgb_array` or None; it changes no episode and no reward.
     """
 

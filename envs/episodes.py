@@ -109,8 +109,8 @@ class ExternalSetup:
 
 
 def draw_episode(rng: Generator, setup: EnvSetup | ExternalSetup) -> tuple[int, float, float]:
-    """Draw the next episode of an environment from its own random numbers. Returns the number of the workload, and the
-    seconds of warm-up and of the episode."""
+    """Draw the next episode of an environment from its own random numbers. Returns the index of the workload, and the
+    lengths of warm-up and episode [s]."""
     settings = setup.settings.episode
     workload = int(rng.integers(len(setup.workloads)))
     warm_up = rng.uniform(0.0, settings.warm_start) * setup.workloads[workload].hours * HOUR

@@ -41,8 +41,8 @@ class Observation(NamedTuple):
         the columns.
     mask: [J], 1 for the rows with a job.
     cluster: [CLUSTER_FEATURES], explained in `rlpto.envs.features.CLUSTER_TABLE`.
-    forecast: [H x FORECAST_FEATURES], log(1 + jobs) / 3 for mean, low and high, by class, of each
-        interval ahead; zeros without a forecast.
+    forecast: [H x FORECAST_FEATURES], log(1 + jobs) / 3, flattened from [H, 3, classes] with mean, low and
+        high on the second axis; zeros without a forecast.
     """
 
     jobs: NDArray[np.float32]
@@ -105,7 +105,9 @@ def encode(
 ) -> None:
     """Fill `jobs`, `mask` and `cluster` of an observation without leading axis.
 
-    view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] work per second by GPUs.
+    now: time [s]. capacity, held: GPUs that jobs may hold, and hold. gpus_per_node: GPUs of the largest node.
+    interval: seconds between regular decisions. view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] work
+    per second by GPUs.
     """
     among = np.zeros((4, len(view)))
     soonest = _fill_hours(view, speed, among)
@@ -138,7 +140,8 @@ def _fill(
 ) -> None:
     """Fill the observation for `encode`.
 
-    among: [4, n] hours left on one GPU, number of jobs with fewer hours left, hours of these jobs, and hours to finish.
+    among: [4, n] hours left on one GPU, number of jobs with fewer hours left, sum of their hours, and hours to finish.
+    Rows 1 and 2 of visible jobs are divided in place, by the number of jobs and by the GPUs.
     """
     count, visible = len(view), len(out.mask)
     out.jobs[min(count, visible) :] = 0.0

@@ -34,8 +34,8 @@ Answer = dict[str, Any]
 
 
 class ServiceError(RlptoError):
-    """The service cannot be reached, or refuses. status: HTTP status, 0 without an answer. kind: e.g.
-    `quota-exceeded`."""
+    """The service cannot be reached, or refuses. status: HTTP status, 0 without an answer. kind: type of the problem,
+    such as `quota-exceeded`."""
 
     def __init__(self, message: str, status: int = 0, kind: str = "") -> None:
         super().__init__(message)
@@ -48,8 +48,9 @@ class Client:
     address: address of the service. Default: $RLPTO_SERVICE, else the service last started on this machine. token:
     secret of the user. Default: $RLPTO_TOKEN, else the admin's token if the service was started on this machine.
     retry_for_s: how long requests are repeated if the service does not answer or is overloaded [s]. Idempotent requests
-    are retried. Creating users or tokens and switching policies is not. certificate: certificate of the service, if the
-    system does not trust it. others: addresses of other services on this machine, if no address was chosen.
+    are retried. Requests that create users or tokens, switch policies or drain nodes are not. certificate: certificate
+    of the service, if the system does not trust it. others: addresses of other services on this machine, if no address
+    was chosen.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class Client:
         if not secret:
             raise ServiceError(f"no token for {self.address}: expected one in ${TOKEN_VARIABLE}, or from `rlpto serve`")
         if not (secret.isascii() and secret.isprintable()):
-            raise ServiceError(f"the token for {self.address} has characters that none has, such as the end of a line")
+            raise ServiceError(
+                f"the token for {self.address} has characters that no token contains, such as a line break"
+            )
         self._retry_for_s = retry_for_s
         trusted: ssl.SSLContext | bool = True
         try:
@@ -152,7 +155,7 @@ class Client:
         return self._ask("PATCH", f"/jobs/{_id(job)}", json={"priority": priority})
 
     def wait(self, job: str, timeout: float | None = None) -> Iterator[Answer]:
-        """Yield the job when its state changes and when its end is first predicted in that state, until it has ended.
+        """Yield the job now, at each change of state, and once a state when its end is first predicted, until it ends.
         timeout: seconds until ServiceError is raised."""
         until, before, announced = math.inf if timeout is None else time.monotonic() + timeout, None, False
         while True:
@@ -287,7 +290,7 @@ class Client:
             except httpx2.TransportError as broken:
                 if time.monotonic() > until or not again:
                     raise self._unreachable(broken) from None
-            except (TypeError, ValueError) as wrong:  # such as dates, NaN or halves of characters
+            except (TypeError, ValueError) as wrong:  # such as dates, NaN or lone surrogates
                 raise ServiceError(f"{path}: expected texts, finite numbers, lists, mappings: {wrong}") from None
             time.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT_S)
@@ -305,7 +308,7 @@ class Client:
 
 
 def note_service(address: str, token_file: Path) -> None:
-    """Record a service started by this process; its address and token need not be typed then."""
+    """Record a service started by this process; clients on this machine then find its address and token."""
     others = {known: noted for known, noted in _noted().items() if known != address}
     noted = others | {address: (str(token_file.absolute()), os.getpid())}
     write_text(_note(), json.dumps(noted), "the note of a service")

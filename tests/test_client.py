@@ -206,7 +206,7 @@ class TestCommand:
         file.write_text(source)
         assert "only the role developer" in str(refused("submit", str(file), "--samples", "9"))
         assert "expected --samples N too" in str(refused("submit", str(file)))
-        assert "only a script has them" in str(refused("submit", "-p", "digits", "--samples", "9"))
+        assert "only scripts take this option" in str(refused("submit", "-p", "digits", "--samples", "9"))
         monkeypatch.setenv("RLPTO_TOKEN", running.tokens["root"])
         first = command("user", "add", "eve", "--role", "developer").strip()
         monkeypatch.setenv("RLPTO_TOKEN", command("user", "token", "eve").strip())
@@ -386,7 +386,7 @@ class TestCommand:
             ("epochs: .nan", "finite numbers"),
             ("name: 2024-01-01", "finite numbers"),
             ("self: 3", "body.self"),
-            ("1: 3", "a key that is no text"),
+            ("1: 3", "a key that is not a string"),
             ("labels: [a]", "labels: expected KEY: VALUE"),
         ):
             job.write_text(f"program: digits\n{text}\n")

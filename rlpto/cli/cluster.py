@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlpto.cli.common import CLUSTERS, AddressOption, QuietOption, Verb, make_console, make_table, waiting
-from rlpto.cli.service import CertificateOption, ServiceOption, connect, in_text, service_is_known
+from rlpto.cli.service import CertificateOption, ServiceOption, connect, service_is_known, time_until_text
 from rlpto.io.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _nodes(address: str) -> Table:
     for node in map(NodeInfo.of, alive_nodes()):
         counts = (node.gpus, node.gpus - free.get(node.id, {}).get("GPU", 0), node.cpus)
         at = going.get(node.id)
-        goes = "" if at is None else in_text(at / 1000) if at else "soon"
+        goes = "" if at is None else time_until_text(at / 1000) if at else "soon"
         labels = " ".join(label for label in (node.gpu if node.gpus else "", node.spot and "spot") if label)
         table.add_row(node.id[:12], node.address, *(f"{count:g}" for count in counts), labels, goes)
     return table

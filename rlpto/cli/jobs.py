@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
-from rlpto.cli.service import JsonOption, clock_text, in_text, number_text, of_service, print_json, print_rows
+from rlpto.cli.service import JsonOption, clock_text, number_text, of_service, print_json, print_rows, time_until_text
 from rlpto.cli.submit import NOT_FINISHED, wait_for
 from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
@@ -76,7 +76,7 @@ def queue(
     found, rows = client.queue(), []
     for entry in found:
         said = entry["prediction"] or {}
-        times = (in_text(said.get("start")), in_text(said.get("finish"))) if start else ()
+        times = (time_until_text(said.get("start")), time_until_text(said.get("finish"))) if start else ()
         place = str(entry["position"] or "")
         job = (entry["job"] or "(another user's)", entry["name"] or "", entry["owner"] or "")
         rows.append((place, *job, str(entry["gpus"] or ""), str(entry["gpus_ahead"]), *times, entry["reason"]))
@@ -133,7 +133,7 @@ def show(client: Client, job: JobArgument, json_: JsonOption = False) -> None:
     if place:
         rows.append(("queue", f"place {place['position']}, {place['gpus_ahead']} GPUs ahead: {place['reason']}"))
     if said:
-        rows += [("starts", in_text(said["start"])), ("ends", in_text(said["finish"]))]
+        rows += [("starts", time_until_text(said["start"])), ("ends", time_until_text(said["finish"]))]
     print_rows(("", ""), [row for row in rows if row[1]], "")
 
 

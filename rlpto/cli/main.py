@@ -127,11 +127,11 @@ def run() -> None:
         sys.exit(BAD_INPUT)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            end_without_threads(LEAVE_S)
+            exit_if_threads_hang(LEAVE_S)
         raise
 
 
-def end_without_threads(wait_s: float) -> None:
+def exit_if_threads_hang(wait_s: float) -> None:
     """After Ctrl-C, end the process if a thread is still running after `wait_s` seconds; else return.
 
     Ctrl-C may leave a lock held in code that it interrupts, for example in a compiler, and Python would wait forever

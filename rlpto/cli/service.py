@@ -26,13 +26,15 @@ ServiceOption = Annotated[
 ]
 CertificateOption = Annotated[
     Path | None,
-    typer.Option("--certificate", metavar="FILE", help="Certificate (PEM) of the service, if it is its own."),
+    typer.Option(
+        "--certificate", metavar="FILE", help="Certificate (PEM) to trust, if this system does not trust the service's."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
 
 
 def connect(service: ServiceOption = None, certificate: CertificateOption = None) -> Client:
-    """Return a client of the service; it reports its address if several run on this machine and none was chosen.
+    """Return a client of the service. If several run on this machine and none was chosen, print the address in use.
 
     The token comes from $RLPTO_TOKEN, which keeps it out of lists of processes. Raises MissingExtraError
     if packages for it are missing, ServiceError without a token.
@@ -90,7 +92,7 @@ def print_rows(
     make_console().print(table if table.row_count else none)
 
 
-def in_text(at: float | None) -> str:
+def time_until_text(at: float | None) -> str:
     """Return the time left until a moment, or that it has passed; empty for None."""
     if at is None:
         return ""
@@ -109,7 +111,9 @@ def number_text(value: Any) -> str:
 
 
 def serve(
-    settings: Annotated[Path, typer.Argument(metavar="SETTINGS", help="Settings of the service, or service.")],
+    settings: Annotated[
+        Path, typer.Argument(metavar="SETTINGS", help="Settings file, or the name of a built-in one, such as service.")
+    ],
     port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Port, instead of web.port in SETTINGS; 0: a free one.")
     ] = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
-from rlpto.cli.service import JsonOption, in_text, of_service, print_json, print_rows
+from rlpto.cli.service import JsonOption, of_service, print_json, print_rows, time_until_text
 from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
 
@@ -52,7 +52,9 @@ def submit(
     min_gpus: Annotated[int | None, typer.Option(help="Fewest it can train on.")] = None,
     max_gpus: Annotated[int | None, typer.Option(help="Most it can use.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples of a step.")] = None,
-    metric: Annotated[str | None, typer.Option(help="What its batch size is chosen by.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Metric by which its batch size is chosen. Default: the experiment's.")
+    ] = None,
     priority: Annotated[str | None, typer.Option(help="high, normal or low.")] = None,
     after: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="A job that has to finish first; repeatable.")
@@ -70,7 +72,9 @@ def submit(
         typer.Option(metavar="FIRST-LAST", help="A job for each number, which replaces {i} in -o and ARGUMENT."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Submit nothing; show what it would take.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if finished.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if it finished, else 1.")
+    ] = False,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -82,7 +86,7 @@ def submit(
     if file is not None and file.endswith(".py"):
         job = _from_script(Path(file), arguments or [], samples, files or [], pip or [])
     elif wrong := [option for option, value in of_script.items() if value]:
-        raise ConfigError(f"{wrong[0]}: only a script has them: expected FILE.py")
+        raise ConfigError(f"{wrong[0]}: only scripts take this option: expected FILE.py")
     else:
         job = _from_file(file)
     job |= {key: value for key, value in given.items() if value is not None}
@@ -94,7 +98,7 @@ def submit(
     for pair in label or ():
         _add_pair(job, "labels", "--label", pair, typed=False)
     if not all(isinstance(key, str) for key in job):
-        raise ConfigError(f"the job has a key that is no text: expected program, gpus and so on, got {list(job)}")
+        raise ConfigError(f"the job has a key that is not a string: expected program, gpus and so on, got {list(job)}")
     if not isinstance(job.get("program"), str):
         raise ConfigError("no program: expected -p PROGRAM, or `program` in the file")
     console, which = make_console(quiet or json_), job.pop("program")
@@ -136,7 +140,7 @@ def _expected(job: Answer) -> str:
     starts = None if job["started"] else said.get("start")
     ends = said.get("finish") if job["ended"] is None else None
     expected = (("starts", starts), ("ends", ends))
-    return "".join(f", {what} {in_text(at)}" for what, at in expected if at is not None and at > time.time())
+    return "".join(f", {what} {time_until_text(at)}" for what, at in expected if at is not None and at > time.time())
 
 
 def _show_check(found: Answer, json_: bool, quiet: bool) -> None:

@@ -114,8 +114,7 @@ def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
                         console.print(summed, soft_wrap=True)
 
                 side_by_side(runs, at_once, finished)
-                runs = []
-            for run in runs:
+            for run in runs if at_once <= 1 else ():
                 task = bar.add_task("preparing", total=None)
                 outcome = train_folder(run, partial(_show, bar, task))
                 bar.remove_task(task)
@@ -231,7 +230,7 @@ def tune(
 ) -> None:
     """Choose the constants of provisioners, which set the number of rented nodes, on the training windows.
 
-    The cost of a window is minus its reward, less the jobs' cost if they never waited and no GPU were idle.
+    The cost of a window is its negative reward minus the unavoidable cost: that of jobs that never wait.
     """
     from rlpto.experiments.tune import tune as tuned
 

@@ -58,9 +58,9 @@ class Node:
     """A machine that offers `gpus` GPUs of type `gpu` and `cpus` CPU slots to jobs; `up`: whether it works.
 
     background, background_cpus: GPUs and CPU slots that other processes hold now.
-    price: price of a GPU-hour; a rented node costs it for all its GPUs from request to return, any other node for the
-    held ones. spot: how its owner reclaims it. Default: it stays. rented: how it is rented. Default: it is always
-    there.
+    price: price of a GPU-hour. A rented node is charged for all its GPUs from request to return, any other node for the
+    GPUs that jobs hold. spot: how its owner reclaims it. Default: it stays. rented: how it is rented. Default: it is
+    always there.
     """
 
     gpus: int
@@ -87,7 +87,7 @@ class ClusterShape(tuple[Node, ...]):
 
     @cached_property
     def capacity(self) -> int:
-        """GPUs with all nodes up."""
+        """GPUs of all nodes, up or down. `ClusterState.capacity` counts those that jobs may hold now."""
         return sum(node.gpus for node in self)
 
     @cached_property
@@ -97,7 +97,7 @@ class ClusterShape(tuple[Node, ...]):
 
     @cached_property
     def cpu_slots(self) -> int:
-        """CPU slots with all nodes up."""
+        """CPU slots of all nodes, up or down. `ClusterState.cpu_slots` counts those that jobs may hold now."""
         return sum(node.cpus for node in self)
 
     @cached_property
@@ -185,8 +185,8 @@ class HeldByOthers(NamedTuple):
 def place_background(loads: Sequence[BackgroundLoad], shape: ClusterShape) -> list[HeldByOthers]:
     """Place the background load on the nodes of a cluster, in order of the list.
 
-    Each load goes to the node that it leaves fullest. If no node has room for all of it, the node with most room is
-    filled first. Raises ConfigError if the nodes together lack room.
+    Each load goes to the node with the fewest free GPUs, or CPU slots, that can hold it all. If none can, the node with
+    most room is filled first. Raises ConfigError if the nodes together lack room.
     """
     placed = []
     gpus, cpus = shape.node_gpus.copy(), np.array([node.cpus for node in shape], dtype=np.int64)
@@ -226,7 +226,7 @@ def check_servers_fit(jobs: Sequence[Job], store: JobStore, tables: SpeedTables,
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted task volume: jobs arriving in each of the next H intervals, by priority class.
+    """Predicted number of jobs that arrive in each of the next H intervals, by priority class.
 
     mean, low, high: [H, classes] float64; low and high bound 80 % of the outcomes.
     """
@@ -242,8 +242,8 @@ class Placement:
 
     nodes: node numbers of the GPUs that each job holds, grouped by node.
     training: [n] GPUs that train now; all GPUs of the job unless added ones are still starting.
-    spanned: [n] nodes of the training GPUs. pausing: [n] seconds until they train. starting: [n] seconds until all GPUs
-    train, 0 where no added GPUs are starting.
+    spanned: [n] nodes of the training GPUs. pausing: [n] seconds until each trains, 0 if it does. starting: [n] seconds
+    until all GPUs train, 0 where no added GPUs are starting.
     """
 
     nodes: tuple[IntArray, ...]
@@ -383,7 +383,7 @@ class Cluster(Protocol):
 
     @property
     def rescale_delay(self) -> FloatArray:
-        """[M] seconds without progress after a change of each job's GPUs."""
+        """[M] seconds without progress after a change of a job's GPUs, for all M jobs."""
 
     def state(self) -> ClusterState:
         """Return the present state, with active jobs in order of submission."""

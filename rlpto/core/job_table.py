@@ -21,7 +21,7 @@ NO_BATCH_SIZE = -1
 _COLUMNS = frozenset(VIEW.names or ())
 
 NO_NOISE = np.zeros((0, 0))
-"""In place of noise factors: estimates are exact."""
+"""Empty noise factors: estimates are exact."""
 
 STRICT: FloatArray = np.zeros(0)
 """In place of class weights: a job of a higher class always comes first."""
@@ -85,8 +85,9 @@ class JobTable:
 
     Every column of `VIEW` is an attribute, [n]; the properties below add others.
     store, tables: sources of the columns. index: [n] positions of the jobs in the store. effective_priority: [n]
-    priority class after aging. noise: errors of the estimates. Default: exact. left: estimates of the remaining epochs.
-    Default: exact. class_weights: [3] weights of the classes, high to low; or STRICT.
+    priority class after aging. noise: errors of the estimates. Default: exact. left: estimates of the remaining epochs
+    by job number. Default: exact. gpus_per_node: GPUs of the largest node. class_weights: [3] weights of the classes,
+    high to low; or STRICT.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class JobTable:
         fill_estimates(jobs, tables.type_records, *curves, tables.shown_remaining, noise, view)
         if self._left is not None:
             left = self._left(self.index)
-            if tables.known_remaining is not None:  # in the operator's unit, for a whole training
+            if tables.known_remaining is not None:  # counts all epochs, in the operator's unit: scaled to those left
                 whole = tables.epochs[view["type_index"]] - view["progress"]
                 view["remaining"] *= np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
             if self._noise is not None:
@@ -224,7 +225,7 @@ class JobTable:
         for types in tables.batch_choices[self.type_index].T:
             job_type = np.where(types == NO_TYPE, self.type_index, types)
             speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(job_type))
-            if work is not None:  # counted in steps, which are worth more where the batch is larger
+            if work is not None:  # counts steps, and a step at a larger batch is worth more
                 worth = work[self.type_index, self.epoch] / work[job_type, self.epoch]
                 larger = samples[job_type] / samples[self.type_index]
                 speed *= (worth**exponent * larger ** (1 - exponent))[:, None]
@@ -282,15 +283,15 @@ class JobTable:
         return JobTable(self.store, self._tables, self.index[rows], effective_priority, *knowledge, weights)
 
     def speed_on(self, spans: int) -> FloatArray:
-        """[n, K + 1] speeds with 0..K GPUs on `spans` nodes, or on one node per GPU where GPUs are fewer."""
+        """[n, K + 1] speeds with 0..K GPUs on `spans` nodes, or with one GPU a node where there are fewer GPUs."""
         rows = self._tables.row
         return self._speed_of(rows=rows[:, min(spans, rows.shape[1]) - 1].astype(np.int64))
 
     def speed_on_gpu(self, gpu: str) -> FloatArray:
         """[n, K + 1] `speed` on GPUs of a type, in units of the present `remaining`.
 
-        0 where no allowed size is that small. If the speed tables have one GPU type only, all types have the same
-        speed. Raises ConfigError for a GPU type that the tables lack.
+        0 for numbers of GPUs below the job's smallest allowed size on that type. If the speed tables have one GPU type
+        only, all types have the same speed. Raises ConfigError for a GPU type that the tables lack.
         """
         tables = self._tables
         if tables.gpu_types == (ANY_GPU,):
@@ -323,7 +324,10 @@ class JobTable:
         return self._tables.on_gpu_types(self.type_index, gpu_types), self._tables.floor_size
 
     def types_on(self, types: IntArray, gpu_type: IntArray, gpu_types: Sequence[str]) -> IntArray:
-        """[n] variants of job types [n] on GPU types gpu_type [n], numbers in `gpu_types`; unchanged if negative."""
+        """[n] variants of job types `types` [n] on other GPU types.
+
+        gpu_type: [n] indices into `gpu_types`; a negative one leaves a type as it is.
+        """
         tables = self._tables
         if len(tables.gpu_types) == 1:
             return types

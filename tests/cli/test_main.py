@@ -109,8 +109,8 @@ def test_bad_input_ends_with_exit_code_2_and_one_line(project: Path) -> None:
 
 def test_a_thread_that_never_ends_does_not_hold_an_interrupted_command() -> None:
     program = (
-        "import threading; from rlpto.cli.main import end_without_threads\n"
-        "end_without_threads(9.0); threading.Thread(target=threading.Event().wait).start(); end_without_threads(0.1)"
+        "import threading; from rlpto.cli.main import exit_if_threads_hang\n"
+        "exit_if_threads_hang(9.0); threading.Thread(target=threading.Event().wait).start(); exit_if_threads_hang(0.1)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (130, "")
