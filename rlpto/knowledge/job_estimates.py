@@ -235,54 +235,51 @@ class JobEstimates:
         self._like.clear()
 
     def _write(self, job: int) -> None:
-        """Write the estimates of a job into its rows."""
-        seen, tables = self.seen_by(job), self.tables
-        model = self.type_of(job).model
-        if (worth := self._worth.get(model)) is None:
-            worth = self._worth[model] = self._source.epoch_samples(model)
-        stages = self._stages(job, (1.0, 0.0) if seen is None else seen, len(worth) - 1)
-        sizes, sigma, written = tables.sizes_seen, tables.speed_sigma, tables.written
-        assert sizes is not None
-        assert sigma is not None
-        assert written is not None
-        known = [gpu_type for gpu_type in range(len(self._gpu_types)) if self.fit_of(job, gpu_type).params is not None]
-        hours = None if known else self._rules.unseen_hours
+        """Write the estimates of a job into its rows: fitted, projected from another GPU type, or by `unseen_hours`."""
+        tables, seen, slope = self.tables, self.seen_by(job), self.slope_of(job)
+        assert tables.sizes_seen is not None
+        assert tables.speed_sigma is not None
+        assert tables.written is not None
+        now = self._written[job] = self._epoch_of(job)
+        self._basis[job] = seen, slope
+        fitted = [gpu_type for gpu_type in range(len(self._gpu_types)) if self.fit_of(job, gpu_type).params is not None]
         self._unseen.pop(job, None)
+        hours = None if fitted else self._rules.unseen_hours
         if hours is not None:
             self._unseen[job] = float(self._left(np.array([job]))[0])
-        now = self._written[job] = self._epoch_of(job)
-        shown = slice(0, tables.rates.shape[1]) if self._rules.ahead else slice(now, now + 1)
-        slope, scores_on = self.slope_of(job), dict[int, list[Score]]()
-        self._basis[job] = seen, slope
+        epochs = range(tables.rates.shape[1]) if self._rules.ahead else range(now, now + 1)
+        stages, scores_on = self._stages(job, (1.0, 0.0) if seen is None else seen), dict[int, list[Score]]()
         for gpu_type in range(len(self._gpu_types)):
-            own = self._types.first[job] + gpu_type
-            written[own] += 1
+            own, fit_on = self._types.first[job] + gpu_type, gpu_type
+            if fitted and gpu_type not in fitted:
+                fit_on = self._first_gpu_type.get(self._evidence_of(job), fitted[0])
+            if fit_on not in scores_on:
+                scores_on[fit_on] = [self.fit_of(job, fit_on).score(*expected, slope) for _, expected in stages]
+            scores = scores_on[fit_on]
+            tables.written[own] += 1
+            tables.sizes_seen[own] = self.fit_of(job, gpu_type).sizes
+            tables.speed_sigma[own, :, 1:] = scores[0].sigma
             rows = tables.row[own, :, 1:].reshape(-1)
             rates = tables.rates[rows[0] : rows[-1] + 1]
-            seen_on = (
-                gpu_type
-                if not known or gpu_type in known
-                else self._first_gpu_type.get(self._evidence_of(job), known[0])
-            )
-            if seen_on not in scores_on:
-                scores_on[seen_on] = [self.fit_of(job, seen_on).score(*expected, slope) for _, expected in stages]
-            scores = scores_on[seen_on]
-            sizes[own], sigma[own, :, 1:] = self.fit_of(job, gpu_type).sizes, scores[0].sigma
             if hours is not None:
-                rates[:, shown] = self._unseen[job] / (3600.0 * hours * self._store.records["scale"][job])
+                seconds = 3600.0 * hours * self._store.records["scale"][job]
+                rates[:, epochs.start : epochs.stop] = self._unseen[job] / seconds
                 continue
-            if not self._rules.ahead:
-                samples = worth[min(now, len(worth) - 1)]
-                rates[:, now] = (scores[0].best * self._projection(job, seen_on, gpu_type)).reshape(-1) / samples
-                continue
+            samples, factor = self._samples_of(job), self._projection(job, fit_on, gpu_type)
             for (first, _), score in zip(stages, scores, strict=True):
-                later = slice(max(first, shown.start), shown.stop)
-                samples = worth[np.minimum(np.arange(later.start, later.stop), len(worth) - 1)]
-                rates[:, later] = (score.best * self._projection(job, seen_on, gpu_type)).reshape(-1, 1) / samples
+                later = range(max(first, epochs.start), epochs.stop)
+                each = samples[np.minimum(np.arange(later.start, later.stop), len(samples) - 1)]
+                rates[:, later.start : later.stop] = (score.best * factor).reshape(-1, 1) / each
 
-    def _stages(self, job: int, seen: tuple[float, float], last: int) -> list[tuple[int, tuple[float, float]]]:
-        """First epochs of stages of a job, with the gradient statistics expected in each, at the base batch; `last`:
-        last epoch of its profile.
+    def _samples_of(self, job: int) -> FloatArray:
+        """[E] samples at the base batch that each epoch of a job's model takes."""
+        model = self.type_of(job).model
+        if model not in self._worth:
+            self._worth[model] = self._source.epoch_samples(model)
+        return self._worth[model]
+
+    def _stages(self, job: int, seen: tuple[float, float]) -> list[tuple[int, tuple[float, float]]]:
+        """First epochs of stages of a job, with the gradient statistics expected in each, at the base batch.
 
         The statistics that it observed last continue, in proportion to the observations of other jobs of its type in
         later epochs if these are shared, in STAGES parts of the remaining epochs.
@@ -297,6 +294,7 @@ class JobEstimates:
         def seen_in(epoch: int) -> tuple[float, float]:
             return Statistics(*path[known[max(int(np.searchsorted(known, epoch, "right")) - 1, 0)]]).at_base(slope)
 
+        last = len(self._samples_of(job)) - 1
         now = min(int(self._store.records["progress"][job]), last)
         here = seen_in(now)
         edges = np.linspace(now, last + 1, STAGES + 1).astype(int)
