@@ -374,7 +374,7 @@ class TestCommand:
     def test_a_token_that_can_be_none_is_refused_and_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RLPTO_TOKEN", "rlpto_abc\r")
         said = str(refused("jobs"))
-        assert "the end of a line" in said
+        assert "a line break" in said
         assert "abc" not in said
 
     @pytest.mark.usefixtures("command")
