@@ -30,7 +30,7 @@ def _is_plain(text: str) -> str:
 def _is_unicode(text: str) -> str:
     """Check that a text can be encoded and has no NUL."""
     if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-        raise ValueError("expected Unicode text without NUL and halves of characters")
+        raise ValueError("expected Unicode text without NUL and lone surrogates")
     return text
 
 
