@@ -230,7 +230,7 @@ def tune(
 ) -> None:
     """Choose the constants of provisioners, which set the number of rented nodes, on the training windows.
 
-    The cost of a window is its negative reward minus the unavoidable cost: that of jobs that never wait.
+    The cost of a window is its negative reward minus the cost of the same jobs if none ever waited.
     """
     from rlpto.experiments.tune import tune as tuned
 

@@ -87,7 +87,7 @@ class ClusterShape(tuple[Node, ...]):
 
     @cached_property
     def capacity(self) -> int:
-        """GPUs of all nodes, up or down. `ClusterState.capacity` counts those that jobs may hold now."""
+        """GPUs of all nodes, up or down. `ClusterState.capacity` counts only GPUs that jobs may hold now."""
         return sum(node.gpus for node in self)
 
     @cached_property
@@ -97,7 +97,7 @@ class ClusterShape(tuple[Node, ...]):
 
     @cached_property
     def cpu_slots(self) -> int:
-        """CPU slots of all nodes, up or down. `ClusterState.cpu_slots` counts those that jobs may hold now."""
+        """CPU slots of all nodes, up or down. `ClusterState.cpu_slots` counts only slots that jobs may hold."""
         return sum(node.cpus for node in self)
 
     @cached_property

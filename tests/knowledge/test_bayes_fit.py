@@ -1,4 +1,4 @@
-"""Fits with a prior from other models: what is estimated of sizes that were seen, and of others."""
+"""Fits with a prior from other models: estimates of sizes that were seen, and of other sizes."""
 
 from dataclasses import replace
 

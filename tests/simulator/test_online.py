@@ -231,7 +231,7 @@ def test_all_jobs_finish_and_the_same_seed_gives_the_same(
 
 
 def forgotten(kept: object) -> property:
-    """An attribute that always has one value, whatever is assigned."""
+    """An attribute that keeps its value when another is assigned."""
     return property(lambda _: kept, lambda *_: None)
 
 

@@ -81,8 +81,9 @@ class OnlineEstimates:
         """Keep only the jobs at `index` [n], and renumber them from 0."""
         self._jobs = [self._jobs[job] for job in index.tolist()]
         used, keys = {id(job.shared) for job in self._jobs}, {job.key for job in self._jobs}
+        present = set(self._jobs)
         self._keys = {same: key for same, key in self._keys.items() if key in keys}
-        self._news = {job: None for job in self._news if job in set(self._jobs)}
+        self._news = {job: None for job in self._news if job in present}
         spare = [like for like, shared in self._shared.items() if id(shared) not in used]
         for like in spare[: max(len(spare) - POOLED_PROGRAMS * self._pooled, 0)]:
             del self._shared[like]

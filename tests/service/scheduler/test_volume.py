@@ -42,7 +42,7 @@ def test_without_a_past_starts_and_finishes_are_told_without_an_interval(tmp_pat
 
 
 def forecast_now(service: VirtualService) -> Forecast | None:
-    """What is forecast now."""
+    """The present forecast."""
     decisions = service.loop.decisions
     assert decisions.volume is not None
     return decisions.volume(decisions.loop.state().time)
