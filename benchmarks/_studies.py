@@ -38,6 +38,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there, write_text
 from rlpto.io.reading import read_json
 from rlpto.io.settings import Settings
+from rlpto.io.workers import LocalWorkers
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.parameter_server import ServerParams
@@ -198,7 +199,7 @@ def finished(
         # A retrained agent in the same file is another policy.
         files = "".join(digest(file) for file in spec_files(spec))
         out = folder / (hashlib.sha256(files.encode()).hexdigest()[:8] if files else "plain")
-        done += run_cells(cells, run, out, False, plan.jobs, config=outcome, weights=config.reward)
+        done += run_cells(cells, run, out, False, LocalWorkers(plan.jobs), config=outcome, weights=config.reward)
     return [replace(cell, cell=replace(cell.cell, policy=policy_label(cell.cell.policy))) for cell in done]
 
 

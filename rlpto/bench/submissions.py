@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +21,14 @@ from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, evaluate
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, run_cell
+from rlpto.experiments.inputs import runner_for
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import alone_in, digest, whole_file, write_text
 from rlpto.io.paths import example_config
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem, read_settings
+from rlpto.io.workers import Workers
 from rlpto.policies.registry import local_modules, make_policy, plugin_files
 from rlpto.policies.spec import CODE_ENDING, parse_spec
 
@@ -71,7 +72,13 @@ class Card(Settings):
 
 
 def run(
-    card: Card, chosen: Sequence[Case], folder: Path, jobs: int, say: Callable[[str], None], *, progress: bool = True
+    card: Card,
+    chosen: Sequence[Case],
+    folder: Path,
+    workers: Workers,
+    say: Callable[[str], None],
+    *,
+    progress: bool = True,
 ) -> list[Row]:
     """Run the policies of a card on cases, and write the submission. Finished cells are kept and not run again.
 
@@ -105,10 +112,10 @@ def run(
             experiment = Experiment(config)
             finished = evaluate(
                 experiment.cells(),
-                partial(_timed, config),
+                runner_for(workers, config, _timed),
                 folder / "cells" / case.id,
                 progress,
-                jobs,
+                workers,
                 config=experiment.outcome(),
             )
             for done in finished:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import BENCHMARK, QuietOption, Verb, make_console, make_table
+from rlpto.cli.common import BENCHMARK, QuietOption, Verb, WorkersOption, chosen_workers, make_console, make_table
 from rlpto.io.errors import ConfigError
 from rlpto.io.terminal import say
 
@@ -51,6 +51,7 @@ def run(
         Path | None, typer.Option("--run-dir", metavar="FOLDER", help="The submission; runs/bench/NAME if not given.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
+    workers: WorkersOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Run a policy on cases and write a submission: card.yaml, results.csv, the policy's files. May be interrupted."""
@@ -61,14 +62,15 @@ def run(
     from rlpto.policies.spec import parse_spec
 
     divisions = {text: [one for one in cases() if one.counts and one.division == text] for text in (REALISTIC, EXACT)}
-    wanted = [found for text in case or divisions for found in divisions.get(text) or [find_case(text)]]
+    wanted = [one for text in case or divisions for one in divisions.get(text) or [find_case(text)]]
     first = parse_spec(policies[0]).first
     called = name or first.kind or first.name
     folder, unique = run_dir or Path("runs/bench") / called, list({one.id: one for one in wanted}.values())
     card = new_card(called, policies)
-    rows = run_cases(
-        card, unique, folder, jobs, lambda text: _say(text, quiet), progress=not quiet and sys.stderr.isatty()
-    )
+    with chosen_workers(workers, jobs) as found:
+        rows = run_cases(
+            card, unique, folder, found, lambda text: _say(text, quiet), progress=not quiet and sys.stderr.isatty()
+        )
     table = make_table("case", "score")
     for division in (REALISTIC, EXACT):
         scores = Scores(rows, division)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlpto.io.errors import ConfigError
 from rlpto.io.terminal import printable, say
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rlpto.experiments.config import Config
+    from rlpto.io.workers import Workers
 
 EXPERIMENTS, BENCHMARK, INPUTS = "Research", "Benchmark", "Traces, forecasts and models"
 CLUSTERS, SERVICE = "Real clusters", "Job service"
@@ -50,6 +52,14 @@ SeedOption = Annotated[int | None, typer.Option(help="Seed of all randomness, in
 RunDirOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where results go; runs/NAME if not given.")]
 AddressOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT|auto", help="Of a Ray cluster that is there, instead of a local one.")
+]
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workers",
+        metavar="HOST:PORT|ray://HOST:PORT|auto",
+        help="Compute on the CPUs of this Ray cluster, instead of processes of this machine; the results are the same.",
+    ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
@@ -129,6 +139,22 @@ def waiting(quiet: bool = False, console: Console | None = None) -> Iterator[Cal
                     status.stop()
 
             yield show
+
+
+@contextmanager
+def chosen_workers(address: str | None, processes: int | None) -> Iterator[Workers]:
+    """The workers of a command, by its options --workers and --jobs. Raises ConfigError if both are given."""
+    from rlpto.io.workers import LocalWorkers
+
+    if address is None:
+        yield LocalWorkers(processes or 1)
+        return
+    if (processes or 1) > 1:
+        raise ConfigError(f"--jobs {processes}: expected it without --workers, whose cluster has its own CPUs")
+    from rlpto.experiments.ray_workers import RayWorkers
+
+    with RayWorkers(address) as found:
+        yield found
 
 
 def read_config(path: Path, overrides: Sequence[str] | None, seed: int | None = None) -> Config:

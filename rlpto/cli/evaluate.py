@@ -18,6 +18,8 @@ from rlpto.cli.common import (
     SeedOption,
     SetOption,
     Verb,
+    WorkersOption,
+    chosen_workers,
     make_console,
     make_table,
     read_config,
@@ -76,6 +78,7 @@ def evaluate(
     fresh: Annotated[bool, typer.Option("--fresh", help="Run everything again, including finished cells.")] = False,
     report: Annotated[bool, typer.Option(help="Draw plots and write report.html.")] = True,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that run cells side by side.")] = 1,
+    workers: WorkersOption = None,
     cluster: Annotated[
         Where,
         typer.Option(
@@ -140,8 +143,12 @@ def evaluate(
         for option, given in (("--address", address is not None), ("--keep", keep)):
             if given:
                 raise ConfigError(f"{option}: expected --cluster ray or both as well")
-        show("", resolved, run_cells(resolved, folder, fresh=fresh, jobs=jobs, progress=not quiet), folder)
+        with chosen_workers(workers, jobs) as place:
+            finished = run_cells(resolved, folder, fresh=fresh, progress=not quiet, workers=place)
+        show("", resolved, finished, folder)
         return
+    if workers is not None:
+        raise ConfigError("--workers: simulated cells run there, expected --cluster sim")
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
     from rlpto.evaluation.fidelity import fidelity_table, verdicts

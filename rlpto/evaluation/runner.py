@@ -6,17 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import signal
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -27,16 +24,18 @@ from rlpto import __version__
 from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, NodeRecords, PolicySwitches, RunRecord
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
-from rlpto.io.archive import read_archive, write_archive
+from rlpto.io.archive import archive_bytes, read_archive
 from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.io.compiled import say_if_cold
-from rlpto.io.errors import CheckpointError, ConfigError, refusals_as
-from rlpto.io.files import file_there, is_there, write_text
+from rlpto.io.errors import CheckpointError, refusals_as
+from rlpto.io.files import file_there, is_there, whole_file, write_text
 from rlpto.io.interrupts import Interrupted
 from rlpto.io.reading import parsing, read_text
+from rlpto.io.workers import LocalWorkers, Workers
 from rlpto.io.yaml_file import dotted_key
 from rlpto.simulator.kernels import advance_until
 
+ONE_BY_ONE = LocalWorkers()
 CELLS_FILE = "cells.json"
 """List of the cells of the last evaluation into a run folder, which its tables and report cover. Cells of earlier
 evaluations stay in the folder `cells`, and are used again when needed."""
@@ -90,7 +89,7 @@ def evaluate(
     run_cell: Callable[[Cell], RunRecord],
     out: Path,
     progress: bool = True,
-    jobs: int = 1,
+    workers: Workers = ONE_BY_ONE,
     *,
     config: Mapping[str, Any],
     weights: RewardWeights | None = None,
@@ -98,8 +97,8 @@ def evaluate(
 ) -> list[FinishedCell]:
     """Run every cell that is not finished yet and return all of them in the given order.
 
-    run_cell: the run itself; with jobs > 1 it is sent to that many worker processes, so it must be
-        picklable (a function of a module, or functools.partial of one).
+    run_cell: the run itself. It is sent to the workers, so it must be picklable (a function of a module, or
+        functools.partial of one).
     out: run folder; finished cells are kept in its folder `cells`, each as soon as it is finished.
     progress: show a bar with the time left on stderr.
     config: everything that determines the result of a cell, without the lists of policies, windows and seeds,
@@ -114,27 +113,25 @@ def evaluate(
     if fresh:
         _remove_cells(folder)
     fingerprint = config_fingerprint(config)
-    task = partial(_run, run_cell, folder, fingerprint, weights)
+    task = partial(_run, run_cell, weights)
     found = {cell: _read_cell(folder, cell, fingerprint) for cell in cells}
     done = {cell: finished for cell, finished in found.items() if finished is not None}
     listed = _CellList(fingerprint=fingerprint, cells=list(cells))
     write_text(out / CELLS_FILE, listed.model_dump_json(indent=1) + "\n", "the list of cells")
     missing = [cell for cell in cells if cell not in done]
     try:
-        with _progress_bar(progress, len(cells), len(done)) as tick:
-            for finished in _run_all(task, missing, jobs, tick):
-                done[finished.cell] = finished
+        with _progress_bar(progress, len(cells), len(done), workers) as tick:
+            if workers.shares_files and min(workers.slots, len(missing)) > 1:
+                say_if_cold(advance_until)
+            for position, outcome in workers.run(task, missing, tick):
+                done[missing[position]] = _keep(folder, fingerprint, missing[position], outcome)
+                tick(None)
     except KeyboardInterrupt:
         kept = sum((folder / f"{cell.key}.json").exists() for cell in cells)
         raise Interrupted(
             f"{kept} of {len(cells)} cells are finished and kept in {folder}; "
             "run the same command with the same run folder again to go on"
         ) from None
-    except BrokenProcessPool as error:
-        raise ConfigError(
-            f"a worker process died, perhaps for want of memory; finished cells are kept in {folder}: "
-            f"run the same command again with fewer than {jobs} jobs"
-        ) from error
     return [done[cell] for cell in cells]
 
 
@@ -201,54 +198,40 @@ class _CellList(BaseModel):
 Stored = TypeVar("Stored", _StoredCell, _CellList)
 
 
-def _run(
-    run_cell: Callable[[Cell], RunRecord], folder: Path, fingerprint: str, weights: RewardWeights | None, cell: Cell
-) -> FinishedCell:
-    """Run one cell, and store it."""
-    record, archive = run_cell(cell), folder / f"{cell.key}.safetensors"
-    metrics, bound = measure(record), lower_bound(record, weights)
-    save_record(record, archive)
+class _Outcome(NamedTuple):
+    """Result of a cell: metrics, lower bound, and the record as a compressed archive."""
+
+    metrics: dict[str, float]
+    bound: dict[str, float]
+    record: bytes
+
+
+def _run(run_cell: Callable[[Cell], RunRecord], weights: RewardWeights | None, cell: Cell) -> _Outcome:
+    """Run one cell."""
+    record = run_cell(cell)
+    return _Outcome(measure(record), lower_bound(record, weights), zlib.compress(record_bytes(record), 1))
+
+
+def _keep(folder: Path, fingerprint: str, cell: Cell, outcome: _Outcome) -> FinishedCell:
+    """Store a finished cell."""
+    archive = folder / f"{cell.key}.safetensors"
+    with whole_file(archive, "a record") as unfinished:
+        unfinished.write_bytes(zlib.decompress(outcome.record))
     # The JSON file comes last: its existence marks a finished cell.
-    stored = _StoredCell(fingerprint=fingerprint, cell=cell, metrics=metrics, bound=bound)
+    stored = _StoredCell(fingerprint=fingerprint, cell=cell, metrics=outcome.metrics, bound=outcome.bound)
     write_text(folder / f"{cell.key}.json", stored.model_dump_json(indent=1) + "\n", "a cell")
-    return FinishedCell(cell, metrics, bound, archive)
-
-
-def _run_all(
-    task: Callable[[Cell], FinishedCell], cells: Sequence[Cell], jobs: int, tick: Callable[[Cell | None], None]
-) -> Iterator[FinishedCell]:
-    """Yield finished cells in order of completion; `tick` gets each cell that begins, and None when a cell ends."""
-    if jobs == 1 or len(cells) < 2:
-        for cell in cells:
-            tick(cell)
-            yield task(cell)
-            tick(None)
-        return
-    say_if_cold(advance_until)
-    # Spawned, not forked: a fork of a process with threads (numba, the progress bar) may deadlock.
-    # Ctrl-C ends a worker at once and silently; files are written atomically, so nothing is lost.
-    die = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    pool = ProcessPoolExecutor(min(jobs, len(cells)), get_context("spawn"), initializer=die)
-    try:
-        pending: set[Future[FinishedCell]] = {pool.submit(task, cell) for cell in cells}
-        while pending:
-            finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield future.result()
-                tick(None)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    return FinishedCell(cell, outcome.metrics, outcome.bound, archive)
 
 
 @contextmanager
-def _progress_bar(shown: bool, total: int, completed: int) -> Iterator[Callable[[Cell | None], None]]:
+def _progress_bar(shown: bool, total: int, completed: int, workers: Workers) -> Iterator[Callable[[Cell | None], None]]:
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[cell]}", style="dim"))
     with Progress(*columns, console=Console(stderr=True), disable=not shown, speed_estimate_period=3600.0) as bar:
-        task = bar.add_task("evaluating", total=total, completed=completed, cell="")
+        task = bar.add_task("evaluating", total=total, completed=completed, cell=workers.place)
 
         def tick(cell: Cell | None) -> None:
             if cell is None:
-                bar.advance(task)
+                bar.update(task, advance=1, cell=workers.place)
             else:
                 bar.update(task, cell=str(cell))
 
@@ -305,8 +288,8 @@ RECORD = "rlpto record 1"
 """Format of a stored record."""
 
 
-def save_record(record: RunRecord, path: Path) -> None:
-    """Write a record to `path`, atomically. Raises CheckpointError if that fails."""
+def record_bytes(record: RunRecord) -> bytes:
+    """The file of a record, which `load_record` reads. Raises CheckpointError if it would be too large."""
     values: dict[str, Any] = {name: getattr(record, name) for name in _SCALARS}
     for group in (group for group in _GROUPS if group not in _OPTIONAL or len(getattr(record, group).time)):
         part = getattr(record, group)
@@ -316,7 +299,7 @@ def save_record(record: RunRecord, path: Path) -> None:
     for name, column in values.items():
         if isinstance(column, tuple):
             arrays[name], arrays[f"{name}.ends"] = _joined(column)
-    write_archive(path, {"format": RECORD, **texts}, arrays, "a record")
+    return archive_bytes({"format": RECORD, **texts}, arrays, "a record cannot be written")
 
 
 def _joined(column: tuple[str, ...]) -> tuple[AnyArray, IntArray]:
@@ -335,7 +318,7 @@ def _split(joined: AnyArray, ends: AnyArray) -> tuple[str, ...]:
 
 
 def load_record(path: Path) -> RunRecord:
-    """Read a file of `save_record`. Raises CheckpointError for any other file."""
+    """Read a file of `record_bytes`. Raises CheckpointError for any other file."""
     archive = read_archive(path, (RECORD,))
     values: dict[str, Any] = archive.manifest | archive.arrays
     with parsing(path, RECORD, CheckpointError):

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 from rlpto.agents.policy import run_file, shown_label
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.runner import CELLS_FILE, Cell, FinishedCell, changed_policies, evaluate, load_cells
+from rlpto.evaluation.runner import (
+    CELLS_FILE,
+    ONE_BY_ONE,
+    Cell,
+    FinishedCell,
+    changed_policies,
+    evaluate,
+    load_cells,
+)
 from rlpto.evaluation.tables import Results, results, write_csv
 from rlpto.experiments.config import Config, resolved_yaml
-from rlpto.experiments.experiment import prepare, run_cell
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.inputs import runner_for
 from rlpto.experiments.run_folder import (
     EVALUATION,
     Result,
@@ -30,6 +38,7 @@ from rlpto.experiments.run_folder import (
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import file_there, write_text
 from rlpto.io.terminal import say
+from rlpto.io.workers import Workers
 from rlpto.policies.spec import PROVISION, parse_spec, policy_label
 from rlpto.workloads.trace import lacking_types
 
@@ -83,12 +92,12 @@ def run_cells(
     *,
     fresh: bool,
     progress: bool,
-    jobs: int = 1,
+    workers: Workers = ONE_BY_ONE,
 ) -> list[FinishedCell]:
     """Run the missing cells. The folder is touched only after the whole experiment has passed its checks.
 
-    run_real: runs a cell on a real cluster. Default: cells are simulated. jobs: processes. progress: show a bar.
-    Raises Interrupted after Ctrl-C.
+    run_real: runs a cell on a real cluster. Default: cells are simulated by the workers. progress: show a bar. Raises
+    Interrupted after Ctrl-C.
     """
     experiment = prepare(config)
     cells = experiment.cells()
@@ -103,8 +112,8 @@ def run_cells(
         for policy in changed_policies(folder, cells):
             say(f"rlpto: policy {policy}: its files have changed; it runs again", err=True)
     begin_run(folder, config, experiment.workload.repetition)
-    run_one = run_real or partial(run_cell, config)
-    return evaluate(cells, run_one, folder, progress, jobs, config=decides, weights=config.reward, fresh=fresh)
+    run_one = run_real or runner_for(workers, config)
+    return evaluate(cells, run_one, folder, progress, workers, config=decides, weights=config.reward, fresh=fresh)
 
 
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:

@@ -54,13 +54,21 @@ def write_archive(
     manifest: JSON data with the format under `format`. arrays: numbers or truth values of any shape. Raises `error`,
     whose message calls the file `what`, if the file cannot be written or its manifest is too large to be read.
     """
+    content = archive_bytes(manifest, arrays, f"{path}: cannot write {what}", error)
+    with whole_file(path, what, error) as unfinished:
+        unfinished.write_bytes(content)
+
+
+def archive_bytes(
+    manifest: Mapping[str, Any], arrays: Mapping[str, AnyArray], problem: str, error: type[RlptoError] = CheckpointError
+) -> bytes:
+    """Contents of the file that `write_archive` writes. Raises `error` with `problem` and the reason if the manifest is
+    too large to be read."""
     text = json.dumps(manifest, allow_nan=False)
     if len(text) > LARGEST_JSON_BYTES:
         limit = LARGEST_JSON_BYTES / MIB
-        raise error(f"{path}: cannot write {what}: {len(text) / MIB:,.0f} MiB of JSON, expected {limit:g} at most")
-    content = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, {_MANIFEST: text})
-    with whole_file(path, what, error) as unfinished:
-        unfinished.write_bytes(content)
+        raise error(f"{problem}: {len(text) / MIB:,.0f} MiB of JSON, expected {limit:g} at most")
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, {_MANIFEST: text})
 
 
 def read_archive(path: Path, formats: tuple[str, ...], error: type[RlptoError] = CheckpointError) -> Archive:

@@ -15,7 +15,8 @@ _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^
 EXAMPLES = Path(__file__).parents[1].joinpath("configs").resolve()
 """Experiment files, tuned weights, trained agents and recorded traces that come with RLPTO, in a checkout or an
 installation."""
-_PROFILES = Path(__file__).resolve().parents[1] / "performance" / "profiles"
+PROFILES = Path(__file__).resolve().parents[1] / "performance" / "profiles"
+"""Folders of model profiles that come with RLPTO."""
 _EXAMPLE_ENDINGS = (".yaml", ".safetensors")
 _OTHER_EXAMPLES = ("service",)
 """Files in the folder of experiments that are not experiments: settings of the job service."""
@@ -34,7 +35,7 @@ def example_config(name: str | Path, endings: tuple[str, ...] = _EXAMPLE_ENDINGS
 def portable(path: Path) -> str:
     """Return an absolute path as text, or the name by which `expand_path` finds a file of RLPTO in any clone."""
     place = path.resolve()
-    inside = next((root for root in (EXAMPLES, _PROFILES) if place.is_relative_to(root)), None)
+    inside = next((root for root in (EXAMPLES, PROFILES) if place.is_relative_to(root)), None)
     return str(path.absolute()) if inside is None else place.relative_to(inside).as_posix()
 
 
@@ -75,8 +76,8 @@ def expand_path(value: object, info: ValidationInfo) -> object:
     path = os.path.normpath(base / _expanded(text))
     if os.path.exists(path):
         return path
-    if os.path.isdir(_PROFILES / text) and os.path.basename(text) == text:
-        return str(_PROFILES / text)
+    if os.path.isdir(PROFILES / text) and os.path.basename(text) == text:
+        return str(PROFILES / text)
     endings = (Path(text).suffix or ".parquet",)
     return str(example_config(text, endings) or path)
 

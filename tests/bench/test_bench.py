@@ -19,6 +19,7 @@ from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import alone_in
+from rlpto.io.workers import LocalWorkers
 from rlpto.policies import registry
 from rlpto.workloads.frozen import digest_of, read_jobs
 from tests.agents.helpers import make_setup, train_small
@@ -29,7 +30,9 @@ SMALL = "microsoft04-1.1-exact"
 
 def submit(folder: Path, *policies: str, name: str = "mine", case: str = SMALL) -> list[Row]:
     """Run policies on a case."""
-    return run(Card(name=name, policies=policies), [find_case(case)], folder, 1, lambda _: None, progress=False)
+    return run(
+        Card(name=name, policies=policies), [find_case(case)], folder, LocalWorkers(), lambda _: None, progress=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +175,7 @@ def test_an_edit_of_a_policys_module_or_of_a_plug_in_drops_results(
 
     def submitted(spec: str, into: Path) -> list[Row]:
         card = Card(name="mine", policies=(spec,))
-        return run(card, [find_case(SMALL)], into, 1, said.append, progress=False)
+        return run(card, [find_case(SMALL)], into, LocalWorkers(), said.append, progress=False)
 
     for number, spec in enumerate((f"{mine}:MyPolicy", "mine")):
         into = folder / str(number)

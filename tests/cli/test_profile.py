@@ -86,7 +86,7 @@ def test_both_compares_what_the_two_evaluations_say(
         """The simulator in place of the real cluster, with steps that take longer."""
         assert (how.address, how.keep) == (None, False)
         slower = config.model_copy(update={"simulator": config.simulator.model_copy(update={"rescale_delay": 9.0})})
-        return config, run_cells(slower, folder, fresh=how.fresh, jobs=1, progress=how.progress)
+        return config, run_cells(slower, folder, fresh=how.fresh, progress=how.progress)
 
     monkeypatch.setattr("rlpto.experiments.on_ray.run_real_cells", without_ray)
     out, run = tmp_path / "here.yaml", tmp_path / "run"

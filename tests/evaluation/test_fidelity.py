@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rlpto.evaluation.fidelity import Fidelity, fidelity_table, simulated_against_real, verdicts
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.runner import Cell, FinishedCell, save_record
+from rlpto.evaluation.runner import Cell, FinishedCell, record_bytes
 from rlpto.io.errors import ConfigError
 
 from .helpers import tiny_record
@@ -19,7 +19,7 @@ def cell(folder: Path, policy: str, seed: int, *finish: float) -> FinishedCell:
     """A finished cell whose three jobs, submitted at 0, 0 and 50 s, finish then."""
     record = tiny_record(finish, policy=policy, seed=seed)
     path = folder / f"{policy}-{seed}.safetensors"
-    save_record(record, path)
+    path.write_bytes(record_bytes(record))
     return FinishedCell(Cell(policy, "w0", seed), measure(record), {}, path)
 
 

@@ -22,11 +22,12 @@ from rlpto.evaluation.runner import (
     evaluate,
     load_cells,
     load_record,
-    save_record,
+    record_bytes,
 )
 from rlpto.io.archive import read_archive, write_archive
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.interrupts import Interrupted
+from rlpto.io.workers import LocalWorkers
 
 from .helpers import empty_record, tiny_record, toy_record
 
@@ -127,7 +128,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("importable")
 def test_a_worker_that_dies_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a worker process died.*fewer than 2 jobs"):
-        evaluate(CELLS, die, tmp_path, False, 2, config=CONFIG)
+        evaluate(CELLS, die, tmp_path, False, LocalWorkers(2), config=CONFIG)
 
 
 def test_a_folder_without_an_evaluation_and_an_unwritable_one_are_refused(tmp_path: Path) -> None:
@@ -159,19 +160,19 @@ def same(a: RunRecord, b: RunRecord) -> bool:
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, seed: int, jobs: int, policy: str) -> None:
     record = toy_record(Cell(policy, "w", seed), jobs=jobs)
     path = tmp_path_factory.mktemp("records") / "run.safetensors"
-    save_record(record, path)
+    path.write_bytes(record_bytes(record))
     assert same(load_record(path), record)
 
 
 def test_round_trip_of_missing_times_of_no_jobs_and_of_switches(tmp_path: Path) -> None:
     switched = replace(tiny_record(), switches=PolicySwitches(np.array([0.0, 60.0]), ("fifo", "las")))
     for record in (tiny_record(finish=(1.0, np.nan, np.nan)), empty_record(), switched):
-        save_record(record, tmp_path / "run.safetensors")
+        (tmp_path / "run.safetensors").write_bytes(record_bytes(record))
         assert same(load_record(tmp_path / "run.safetensors"), record)
 
 
 def test_a_foreign_cut_or_inconsistent_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    save_record(tiny_record(), tmp_path / "whole.safetensors")
+    (tmp_path / "whole.safetensors").write_bytes(record_bytes(tiny_record()))
     archive = read_archive(tmp_path / "whole.safetensors", (RECORD,))
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "whole.safetensors").read_bytes()[:900])
     write_archive(tmp_path / "foreign.safetensors", {"format": RECORD}, {"a": np.zeros(3)}, "a test")
@@ -203,5 +204,5 @@ def test_a_million_names_are_kept(tmp_path: Path) -> None:
     }
     names = tuple(f"the job with the number {number}" for number in range(10**6))
     many = replace(record, jobs=replace(record.jobs, names=names, models=names, **times))
-    save_record(many, tmp_path / "run.safetensors")
+    (tmp_path / "run.safetensors").write_bytes(record_bytes(many))
     assert load_record(tmp_path / "run.safetensors").jobs.names == names

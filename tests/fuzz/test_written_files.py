@@ -19,7 +19,7 @@ from rlpto.agents.trained import action_space, agent_manifest, agent_of, observa
 from rlpto.core.records import intervals
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.runner import Cell, evaluate, load_cells, load_record, save_record
+from rlpto.evaluation.runner import Cell, evaluate, load_cells, load_record, record_bytes
 from rlpto.experiments.config import Config
 from rlpto.experiments.environments import cluster_env
 from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_foreign
@@ -76,7 +76,7 @@ def test_forecaster(draw: Draw, folder: Path) -> None:
 
 @fuzzed()
 def test_record(draw: Draw, folder: Path) -> None:
-    content = _written(lambda path: save_record(tiny_record(), path))
+    content = _written(lambda path: path.write_bytes(record_bytes(tiny_record())))
     measure(load_record(put_file(folder, "record.safetensors", draw(broken_archive(content)))))
 
 

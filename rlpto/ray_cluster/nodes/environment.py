@@ -92,7 +92,7 @@ EXIT_WITHOUT_HEAD = 2
 
 def refuses(address: str, timeout: float) -> bool:
     """True if connections to an address (HOST:PORT) are refused; a slow answer, after `timeout` s, is no refusal."""
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout).close()
     except ConnectionRefusedError:
@@ -125,8 +125,8 @@ def watch_head(address: str, on_lost: Callable[[], None], left: threading.Event)
 def driver(
     address: str, on_lost: Callable[[], None] = lambda: None, runtime_env: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
-    """Connect as a driver of the cluster at `address` while inside; yields its HOST:PORT. Ray's exceptions pass
-    through.
+    """Connect as a driver of the cluster at `address` while inside; yields its HOST:PORT, or the address of its server
+    for Ray clients. Ray's exceptions pass through.
 
     on_lost: called before this process ends because the head is gone. SIGTERM raises KeyboardInterrupt, to run the same
     clean-up as Ctrl-C; Ray's own handler would end the process. runtime_env: Ray's `runtime_env` of all processes
@@ -138,7 +138,9 @@ def driver(
     options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
     context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     _on_sigterm(signal.default_int_handler)
-    found, left = str(context.address_info["gcs_address"]), threading.Event()
+    found, left = address, threading.Event()
+    if not address.startswith("ray://"):
+        found = str(context.address_info["gcs_address"])
     threading.Thread(target=watch_head, args=(found, on_lost, left), daemon=True).start()
     try:
         yield found

@@ -13,10 +13,11 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import rlpto
@@ -38,6 +39,8 @@ from rlpto.ray_cluster.settings import ShipCode
 AUTO = "auto"
 """The cluster of `rlpto cluster up` if it runs, else of RAY_ADDRESS, else the one recorded by this user's `ray start`.
 Ray itself would also take another user's cluster whose processes it finds here, and wait for it."""
+CLIENT = "ray://"
+"""Beginning of the address of a server for Ray clients, on the head."""
 REACH_TIMEOUT_S = 5.0
 """Longest wait for any answer of a head."""
 IMPORT_TIMEOUT_S, PROBE_TIMEOUT_S = 120.0, 20.0
@@ -46,21 +49,30 @@ version."""
 
 
 class Connection(ExitStack):
-    """This process as a driver of the cluster at `address` (HOST:PORT or auto), until `close`; then `address` is
-    HOST:PORT.
+    """This process as a driver of the cluster at `address` (HOST:PORT or auto; ray://HOST:PORT for a driver that only
+    runs tasks), until `close`; then `address` is no longer auto.
 
     The token of a protected cluster is taken from its folder if `rlpto cluster up` has started it, else from Ray's own
     variables, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN, or from the file in which Ray's commands keep this user's token.
 
     ship_code: whether this package's code is sent to the nodes; auto sends it if a node lacks it and `rlpto` has not
-    started the cluster. on_lost: called before this process ends because the head is gone. Raises ConfigError for an
-    invalid address; ClusterError if no cluster answers, or if its version or token differs.
+    started the cluster. on_lost: called before this process ends because the head is gone. research: tasks of research
+    will run there, which need the package's data, and exactly its version; variables: environment of all processes of
+    this driver. Raises ConfigError for an invalid address; ClusterError if no cluster answers, or if its version or
+    token differs.
     """
 
     def __init__(
-        self, address: str = AUTO, ship_code: ShipCode = "never", on_lost: Callable[[], None] = lambda: None
+        self,
+        address: str = AUTO,
+        ship_code: ShipCode = "never",
+        on_lost: Callable[[], None] = lambda: None,
+        *,
+        research: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__()
+        self._research, self._variables = research, dict(variables)
         found, folder = running_cluster(), None
         if found is not None and address in {AUTO, found.address}:
             address, folder = found.address, found.folder
@@ -84,7 +96,7 @@ class Connection(ExitStack):
             f"or the token itself in {AUTH_TOKEN}"
         )
         try:
-            taken = takes_token(address, REACH_TIMEOUT_S)
+            taken = address.startswith(CLIENT) or takes_token(address, REACH_TIMEOUT_S)
             usual = Path.home() / ".ray" / "auth_token"
             if not (taken or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH)) and usual.is_file():
                 self.enter_context(ray_environment(more={AUTH_MODE: "token", AUTH_TOKEN_PATH: str(usual)}))
@@ -94,11 +106,13 @@ class Connection(ExitStack):
             ships = ship_code == "always"
             if ship_code == "auto":  # a driver must decide to send code when it connects
                 with driver(address, on_lost):
-                    ships = lacks_code()
+                    ships = lacks_sources() if self._research else lacks_code()
             # Ray keeps the code, and each node unpacks it once. It matches names below the package, and "." for itself;
-            # data stay here: jobs need none.
-            code = {"py_modules": [str(Path(rlpto.__file__).parent)], "excludes": ["__pycache__", "?*.*", "!*.py"]}
-            return self.enter_context(driver(address, on_lost, code if ships else None))
+            # jobs need no data.
+            left_out = ["__pycache__"] if self._research else ["__pycache__", "?*.*", "!*.py"]
+            code = {"py_modules": [str(Path(rlpto.__file__).parent)], "excludes": left_out} if ships else {}
+            variables = {"env_vars": self._variables} if self._variables else {}
+            return self.enter_context(driver(address, on_lost, {**code, **variables}))
         except (AuthenticationError, ConnectionError, RuntimeError, ValueError, OSError) as error:
             if any(isinstance(one, AuthenticationError) for one in (error, error.__cause__)):
                 raise ClusterError(refused) from None
@@ -133,7 +147,7 @@ def _usual_address() -> str:
 def _reach(address: str) -> bool:
     """Check within seconds whether a process listens, which takes Ray a minute. True if one listens on a loopback
     address of this machine, but not on the external one. Raises ConfigError for an invalid address."""
-    match = re.fullmatch(r"(\[?[\w.:-]+\]?):(\d{1,5})", address)
+    match = re.fullmatch(r"(\[?[\w.:-]+\]?):(\d{1,5})", address.removeprefix(CLIENT))
     if match is None or not 0 < int(match[2]) < 65_536:
         raise ConfigError(f"--address {address}: expected auto or HOST:PORT, such as 127.0.0.1:6379")
     host, port = match[1].strip("[]"), int(match[2])
@@ -153,19 +167,31 @@ def _reach(address: str) -> bool:
 def lacks_code() -> bool:
     """True if a node of the connected cluster cannot import this version of the package, or if no node has GPUs: the
     code of nodes that come later is unknown."""
+    nodes = alive_nodes()
+    others = _differs("rlpto:__version__", rlpto.__version__, nodes)
+    return others or not any(node["Resources"].get("GPU") for node in nodes)
+
+
+def lacks_sources() -> bool:
+    """True if a node of the connected cluster cannot import the package with exactly these files."""
+    from rlpto.io.sources import FILES  # reads the whole package
+
+    return _differs("rlpto.io.sources:FILES", FILES, alive_nodes())
+
+
+def _differs(name: str, value: str, nodes: Sequence[Mapping[str, Any]]) -> bool:
+    """True if the value of a name (MODULE:NAME) differs on a node, or cannot be imported there."""
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nodes = alive_nodes()
-    version: Any = ray.remote(num_cpus=0, max_retries=1)(pkgutil.resolve_name)  # a function that every node has
+    look: Any = ray.remote(num_cpus=0, max_retries=1)(pkgutil.resolve_name)  # a function that every node has
     there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-    asked = [version.options(scheduling_strategy=node).remote("rlpto:__version__") for node in there]
+    asked = [look.options(scheduling_strategy=node).remote(name) for node in there]
     try:
-        found = set(ray.get(asked, timeout=PROBE_TIMEOUT_S * load_factor()))
+        return set(ray.get(asked, timeout=PROBE_TIMEOUT_S * load_factor())) != {value}
     except RayError:
         return True
-    return found != {rlpto.__version__} or not any(node["Resources"].get("GPU") for node in nodes)
 
 
 def check_training(specs: Sequence[JobSpec]) -> None:

@@ -1,0 +1,143 @@
+"""Configurations for processes on other hosts: with the contents of all files that they name."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from rlpto.core.records import RunRecord
+from rlpto.evaluation.runner import Cell
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import run_cell
+from rlpto.experiments.run_folder import spec_files
+from rlpto.io.errors import ClusterError, ConfigError, refusals_as
+from rlpto.io.paths import EXAMPLES, PROFILES
+from rlpto.io.settings import Settings
+from rlpto.io.workers import Workers
+from rlpto.policies.spec import parse_provisioner, parse_spec
+
+OWN = EXAMPLES, PROFILES
+"""Folders of files that come with RLPTO, which every host has."""
+UNPACKED = "rlpto-inputs"
+"""Beginning of the name of the folder for unpacked files, among a host's temporary files."""
+LIFETIME_S = 7 * 86_400.0
+"""Time after which unpacked files that no new process has used are removed [s]."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A configuration with the files that it names. config: with absolute paths on the host of origin. policies: its
+    policies as they were written. files: a ZIP archive of the files outside RLPTO. own: `OWN` on the host of origin."""
+
+    config: Config
+    policies: tuple[str, ...]
+    files: bytes
+    own: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, config: Config) -> Inputs:
+        """Read all files that a configuration names. Raises ConfigError if one cannot be read."""
+        absolute, content = _with_paths(config, lambda text: str(Path(text).absolute())), io.BytesIO()
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(set(_files_of(absolute))):
+                with refusals_as(ConfigError, f"{path}: cannot read the file"):
+                    archive.writestr(zipfile.ZipInfo(str(path).lstrip("/")), path.read_bytes())
+        return cls(absolute, config.policies, content.getvalue(), OWN)
+
+    @cached_property
+    def here(self) -> Config:
+        """The configuration with paths of this host, where its files are unpacked once. Raises ClusterError if they
+        cannot be written."""
+        parent = Path(tempfile.gettempdir(), f"{UNPACKED}-{os.getuid()}")
+        folder = parent / hashlib.sha256(self.files).hexdigest()[:16]
+        with refusals_as(ClusterError, f"{parent}: cannot write the files of the configuration there"):
+            parent.mkdir(mode=0o700, exist_ok=True)
+            if parent.stat().st_uid != os.getuid():
+                raise ClusterError(f"{parent}: expected a folder of this user")
+            _remove_old(parent)
+            if folder.is_dir():
+                os.utime(folder)
+            else:
+                unfinished = Path(tempfile.mkdtemp(dir=parent))
+                with zipfile.ZipFile(io.BytesIO(self.files)) as archive:
+                    archive.extractall(unfinished)
+                try:
+                    unfinished.rename(folder)
+                except OSError:  # another process was faster
+                    shutil.rmtree(unfinished)
+
+        def moved(text: str) -> str:
+            path = Path(text)
+            for its, mine in zip(self.own, OWN, strict=True):
+                if path.is_relative_to(its):
+                    return str(mine / path.relative_to(its))
+            return str(folder / path.relative_to("/"))
+
+        changed: Config = _with_paths(self.config, moved)
+        return changed
+
+
+def runner_for(
+    workers: Workers, config: Config, run: Callable[[Config, Cell], RunRecord] = run_cell
+) -> Callable[[Cell], RunRecord]:
+    """Return the function that runs cells of a configuration by `run`, to be called by the workers."""
+    return partial(run, config) if workers.shares_files else partial(run_far, run, Inputs.of(config))
+
+
+def run_far(run: Callable[[Config, Cell], RunRecord], inputs: Inputs, cell: Cell) -> RunRecord:
+    """Run a cell by `run` on another host. In the record, policies have the labels that they have in the original
+    configuration; in errors, files have the paths of that host."""
+    config = inputs.here
+    policy = config.policies[inputs.policies.index(cell.policy)]
+    record = run(config, replace(cell, policy=policy))
+    mine, its = parse_spec(policy), parse_spec(cell.policy)
+    labels = {one.label: other.label for one, other in zip(mine.singles, its.singles, strict=True)}
+    labels[mine.label] = its.label
+    switches = replace(record.switches, policy=tuple(labels.get(name, name) for name in record.switches.policy))
+    return replace(record, policy=labels.get(record.policy, record.policy), switches=switches)
+
+
+def _with_paths(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of settings with `change` applied to all paths in them."""
+    if isinstance(value, Path):
+        return Path(change(str(value)))
+    if isinstance(value, tuple):
+        return tuple(_with_paths(entry, change) for entry in value)
+    if not isinstance(value, Settings):
+        return value
+    found = {name: _with_paths(getattr(value, name), change) for name in type(value).model_fields}
+    if isinstance(value, Config):
+        found["policies"] = tuple(str(parse_spec(spec).with_paths(change)) for spec in value.policies)
+        found["provision"] = str(parse_provisioner(value.provision).with_paths(change))
+        if "/" in value.workload.calibration:
+            calibration = change(value.workload.calibration)
+            found["workload"] = found["workload"].model_copy(update={"calibration": calibration})
+    return value.model_copy(update=found)
+
+
+def _files_of(config: Config) -> Iterator[Path]:
+    """Absolute paths of the files outside RLPTO that a configuration names."""
+    named = list[str]()
+    _with_paths(config, lambda text: named.append(text) or text)  # type: ignore[func-returns-value]
+    policies = [*config.policies, f"fifo@{config.provision}"]
+    for path in {Path(text) for text in named} | {file for spec in policies for file in spec_files(spec)}:
+        if not any(path.is_relative_to(own) for own in OWN):
+            files = path.rglob("*") if path == config.profiles.folder and path.is_dir() else [path]
+            yield from (file for file in files if file.is_file())
+
+
+def _remove_old(parent: Path) -> None:
+    """Remove unpacked files that no new process has used for long."""
+    for folder in parent.iterdir():
+        if folder.stat().st_mtime < time.time() - LIFETIME_S:
+            shutil.rmtree(folder, ignore_errors=True)
