@@ -19,6 +19,7 @@ def cell(folder: Path, policy: str, seed: int, *finish: float) -> FinishedCell:
     """A finished cell whose three jobs, submitted at 0, 0 and 50 s, finish then."""
     record = tiny_record(finish, policy=policy, seed=seed)
     path = folder / f"{policy}-{seed}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(record_bytes(record))
     return FinishedCell(Cell(policy, "w0", seed), measure(record), {}, path)
 
