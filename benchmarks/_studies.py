@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,7 +30,8 @@ from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
 from rlpto.experiments.config import Config, load_config
-from rlpto.experiments.experiment import prepare, run_cell
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.inputs import runner_for
 from rlpto.experiments.run_folder import spec_files
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
@@ -70,14 +70,14 @@ class Plan(Settings):
 
     seeds: number of seeds of training, or of a window's jobs. windows: most windows of each workload and load. draws:
     repetitions of every test window, with other models and work of the jobs, if policies are compared by reward.
-    training: number of windows that every training plays. Default: the config's. jobs: number of processes. data:
-    folder with real traces and profiles, or None.
+    training: number of windows that every training plays. Default: the config's. workers: where cells run. data: folder
+    with real traces and profiles, or None.
     """
 
     folder: Path
     cells: Path
     data: Path | None = None
-    jobs: int = 1
+    workers: Any = LocalWorkers()  # `Workers`
     workloads: tuple[Workload, ...] = ("synthetic", "philly", "pollux")
     loads: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
     seeds: Annotated[int, Field(ge=1)] = 3
@@ -192,14 +192,15 @@ def finished(
     names = [window for window in experiment.windows(plan.split) if windows(window)]
     outcome = experiment.outcome()
     folder = plan.cells / f"{name}-{config_fingerprint(outcome)[:8]}"
-    run, done = partial(run_cell, config), list[FinishedCell]()
+    run = runner_for(plan.workers, config.model_copy(update={"policies": tuple(dict.fromkeys(specs))}))
+    done = list[FinishedCell]()
     for spec in dict.fromkeys(specs):
         _common.progress(f"{name}: {policy_label(spec)}")
         cells = [Cell(spec, window, seed) for seed in seeds for window in names]
         # A retrained agent in the same file is another policy.
         files = "".join(digest(file) for file in spec_files(spec))
         out = folder / (hashlib.sha256(files.encode()).hexdigest()[:8] if files else "plain")
-        done += run_cells(cells, run, out, False, LocalWorkers(plan.jobs), config=outcome, weights=config.reward)
+        done += run_cells(cells, run, out, False, plan.workers, config=outcome, weights=config.reward)
     return [replace(cell, cell=replace(cell.cell, policy=policy_label(cell.cell.policy))) for cell in done]
 
 

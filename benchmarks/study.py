@@ -1,6 +1,6 @@
 """The studies behind the pages of docs/: runs rows of studies.yaml, and writes the measured parts of the pages.
 
-    python benchmarks/study.py [NAME ...] [--fresh] [--set KEY=VALUE]
+    python benchmarks/study.py [NAME ...] [--fresh] [--set KEY=VALUE] [--workers ADDRESS]
 
 Measurements are kept in runs/studies/NAME.json until sources or settings change. Cells and trainings are kept too: an
 interrupted call continues from there. Exits 1 if a figure that a page claims is not reached.
@@ -26,17 +26,20 @@ from _common import Check
 from _studies import Plan, Row
 from pydantic import Field, TypeAdapter, ValidationError
 
+from rlpto.cli.common import chosen_workers
+from rlpto.evaluation.runner import ONE_BY_ONE
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import write_text
 from rlpto.io.markdown import markdown_table
 from rlpto.io.reading import parsing
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem
+from rlpto.io.workers import Workers
 from rlpto.io.yaml_file import read_yaml
 
 HERE, PAGES = Path(__file__).parent, _common.ROOT / "docs"
 STUDIES = HERE / "studies.yaml"
-CONTEXT = ("folder", "cells", "data", "jobs")
+CONTEXT = ("folder", "cells", "data", "workers")
 """Fields of a plan that are not settings of a study."""
 SETTINGS = tuple(key for key in Plan.model_fields if key not in CONTEXT)
 INTERRUPTED = 130
@@ -69,12 +72,13 @@ def main() -> None:
     options = arguments(studies)
     checks: list[Check] = []
     try:
-        for name in _common.chosen("study", options.names, tuple(studies)) or studies:
-            study = studies[name]
-            plan = plan_of(study, options.set, options.folder, options.jobs)
-            found = measured(name, study, plan, fresh=options.fresh)
-            checks += [check for check, missed in claims_of(study, found) if not missed]
-            write_block(options.pages / study.page, name, block(name, study, found))
+        with chosen_workers(options.workers, options.jobs) as workers:
+            for name in _common.chosen("study", options.names, tuple(studies)) or studies:
+                study = studies[name]
+                plan = plan_of(study, options.set, options.folder, workers)
+                found = measured(name, study, plan, fresh=options.fresh)
+                checks += [check for check, missed in claims_of(study, found) if not missed]
+                write_block(options.pages / study.page, name, block(name, study, found))
     except RlptoError as error:
         _common.refuse(f"{error}")
     except KeyboardInterrupt:
@@ -101,12 +105,13 @@ def arguments(studies: Mapping[str, Study]) -> Any:
         "--set", action="append", default=[], metavar="KEY=VALUE", help=f"settings of a study: {', '.join(SETTINGS)}"
     )
     parser.add_argument("--jobs", "-j", type=_common.positive, default=1, help="processes that run cells side by side")
+    parser.add_argument("--workers", metavar="ADDRESS", help="run cells on this Ray cluster: auto, [ray://]HOST:PORT")
     parser.add_argument("--folder", type=Path, default=_common.ROOT / "runs" / "studies", help="where work is kept")
     parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the pages to write into")
     return parser.parse_args()
 
 
-def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) -> Plan:
+def plan_of(study: Study, settings: Sequence[str], folder: Path, workers: Workers = ONE_BY_ONE) -> Plan:
     """The size of a study, from its row's settings and the given ones. Raises ConfigError for invalid settings.
 
     Trainings are kept when sources change; cells are not.
@@ -115,7 +120,7 @@ def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) 
     given = {key: yaml.safe_load(text) for key, _, text in (setting.partition("=") for setting in settings)}
     if unknown := [key for key in given if key not in SETTINGS]:
         raise ConfigError(f"--set {unknown[0]}: expected one of {', '.join(SETTINGS)}")
-    context = {"folder": folder, "cells": cells, "data": data if data.is_dir() else None, "jobs": jobs}
+    context = {"folder": folder, "cells": cells, "data": data if data.is_dir() else None, "workers": workers}
     try:
         return Plan.model_validate(study.settings | given | context)
     except ValidationError as error:

@@ -7,8 +7,11 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -18,18 +21,19 @@ from rlpto import __version__
 from rlpto.bench.results import Row, checked, read_rows, row_of, write_rows
 from rlpto.bench.suite import VERSION, Case, find_case
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.runner import Cell, evaluate
+from rlpto.evaluation.runner import ONE_BY_ONE, Cell, Evaluation, FinishedCell, evaluate_all
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, run_cell
 from rlpto.experiments.inputs import runner_for
-from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.experiments.run_folder import files_digest
+from rlpto.io.errors import ClusterError, ConfigError, RlptoError
 from rlpto.io.files import alone_in, digest, whole_file, write_text
 from rlpto.io.paths import example_config
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem, read_settings
 from rlpto.io.workers import Workers
-from rlpto.policies.registry import local_modules, make_policy, plugin_files
+from rlpto.policies.registry import is_complete, local_modules, make_policy, own_policies, plugin_files
 from rlpto.policies.spec import CODE_ENDING, parse_spec
 
 CARD, RESULTS = "card.yaml", "results.csv"
@@ -82,12 +86,59 @@ def run(
 ) -> list[Row]:
     """Run the policies of a card on cases, and write the submission. Finished cells are kept and not run again.
 
-    say: shows the present case. Raises ConfigError for policies that cannot be submitted, CheckpointError while
+    say: shows each finished case. Raises ConfigError for policies that cannot be submitted, CheckpointError while
     another process writes the submission.
     """
-    for spec in card.policies:
+    return run_all([(card, folder)], chosen, workers, say, progress=progress)[0]
+
+
+def run_all(
+    cards: Sequence[tuple[Card, Path]],
+    chosen: Sequence[Case],
+    workers: Workers,
+    say: Callable[[str], None],
+    *,
+    progress: bool = True,
+) -> list[list[Row]]:
+    """Run the policies of several cards, each with its folder, on cases, side by side. Returns the rows of each.
+
+    say: shows each finished case, or each finished card if there are several. Otherwise the same as `run`.
+    """
+    for spec in (spec for card, _ in cards for spec in card.policies):
         make_policy(spec)  # refuses an invalid one before anything is written
-    with alone_in(folder, f"{folder}: another process runs this submission: wait for its end, or use another folder"):
+    busy = "another process runs this submission: wait for its end, or use another folder"
+    with ExitStack() as locks:
+        for _, folder in cards:
+            locks.enter_context(alone_in(folder, f"{folder}: {busy}"))
+        begun = [_Submission(card, folder, say) for card, folder in cards]
+        places, evaluations = list[tuple[_Submission, Case]](), list[Evaluation]()
+        for case, config in [(case, case.config()) for case in chosen]:
+            experiment = Experiment(config)
+            windows, outcome = experiment.windows(), experiment.outcome()
+            for one in begun:
+                if missing := one.begin(case, windows):
+                    mine = config.model_copy(update={"policies": tuple(one.specs)})
+                    cells = [Cell(spec, window, config.seed, one.files[spec]) for spec, window in missing]
+                    run_one, out = runner_for(workers, mine, _timed), one.folder / "cells" / case.id
+                    evaluations.append(Evaluation(cells, run_one, out, outcome))
+                    places.append((one, case))
+        for one in begun:
+            one.say_if_finished(len(begun) > 1)
+        for number, finished in evaluate_all(evaluations, progress, workers):
+            one, case = places[number]
+            one.add(case, finished)
+            if len(begun) == 1:
+                say(f"{case.id} is finished ({len(chosen) - len(one.left)} of {len(chosen)})")
+            one.say_if_finished(len(begun) > 1)
+        return [list(one.rows.values()) for one in begun]
+
+
+class _Submission:
+    """A submission that is being made. card: with the user's entries. rows: by place. specs: the card's policies by
+    runnable spec. files: digests of their files. left: cases that are not finished."""
+
+    def __init__(self, card: Card, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.say, self.left = folder, say, set[str]()
         kept = tuple(_with_own_files(spec, folder, say) for spec in card.policies)
         singles = [single for spec in kept for single in parse_spec(spec).singles]
         files = "".join(digest(file) for single in singles for file in plugin_files(single.name))
@@ -101,29 +152,51 @@ def run(
             if card.code != code:
                 say(f"plug-in {singles[0].name} has changed: results of the version before are dropped")
                 (folder / RESULTS).unlink(missing_ok=True)
-        card = card.model_copy(update={"policies": kept, "rlpto": __version__, "code": code})
-        for spec in card.policies:
-            make_policy(runnable(spec, folder))
-        rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
-        specs = {runnable(spec, folder): spec for spec in card.policies}
-        configs = [case.config().model_copy(update={"policies": tuple(specs)}) for case in chosen]
-        for number, (case, config) in enumerate(zip(chosen, configs, strict=True), 1):
-            say(f"{case.id} ({number} of {len(chosen)})")
-            experiment = Experiment(config)
-            finished = evaluate(
-                experiment.cells(),
-                runner_for(workers, config, _timed),
-                folder / "cells" / case.id,
-                progress,
-                workers,
-                config=experiment.outcome(),
-            )
-            for done in finished:
-                row = row_of(case.id, case.digest, specs[done.cell.policy], done.record())
-                rows[row.place] = row
-            write_rows(rows.values(), folder / RESULTS)
-            write_text(folder / CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False), "a card")
-        return list(rows.values())
+        self.same_version = card.rlpto == __version__
+        self.card = card.model_copy(update={"policies": kept, "rlpto": __version__, "code": code})
+        self.specs = {runnable(spec, folder): spec for spec in kept}
+        for spec in self.specs:
+            make_policy(spec)
+        self.files = {spec: files_digest(spec) for spec in self.specs}
+        self.rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
+
+    def begin(self, case: Case, windows: Sequence[str]) -> list[tuple[str, str]]:
+        """Policies and windows of a case that is not finished; empty if it is."""
+        places = list(product(self.specs, windows))
+        found = [self.rows.get((case.id, self.specs[spec], window)) for spec, window in places]
+        if self.same_version and all(row is not None and row.digest == case.digest for row in found):
+            return []
+        self.left.add(case.id)
+        return places
+
+    def add(self, case: Case, finished: Sequence[FinishedCell]) -> None:
+        """Write the results of a case."""
+        for done in finished:
+            row = row_of(case.id, case.digest, self.specs[done.cell.policy], done.record())
+            self.rows[row.place] = row
+        self.left.discard(case.id)
+        write_rows(self.rows.values(), self.folder / RESULTS)
+        write_text(self.folder / CARD, yaml.safe_dump(self.card.model_dump(mode="json"), sort_keys=False), "a card")
+
+    def say_if_finished(self, wanted: bool) -> None:
+        """Show, if wanted, that all cases are finished."""
+        if wanted and not self.left:
+            self.say(f"{self.card.name} is finished: {self.folder}")
+
+
+def board(folder: Path, runs: Path) -> list[tuple[Card, Path]]:
+    """Cards of all submissions in a folder, each with a new folder below `runs`. If there is no such folder: of all
+    policies of RLPTO that need no options."""
+    if not folder.is_dir():
+        names = [name for name, policy in own_policies().items() if is_complete(policy)]
+        return [(new_card(name, [name]), runs / name) for name in names]
+    cards = {path.parent: read_card(path.parent) for path in sorted(folder.glob(f"*/{CARD}"))}
+    if not cards:
+        raise ConfigError(f"{folder}: no submissions, expected folders with {CARD}")
+    return [
+        (card.model_copy(update={"policies": tuple(runnable(spec, own) for spec in card.policies)}), runs / card.name)
+        for own, card in cards.items()
+    ]
 
 
 def new_card(name: str, policies: Sequence[str]) -> Card:
@@ -140,7 +213,7 @@ def read_card(folder: Path) -> Card:
     return read_settings(folder / CARD, Card, "the card of a submission")
 
 
-def verify(folder: Path, share: float = 0.05, seed: int | None = None) -> Iterator[str]:
+def verify(folder: Path, share: float = 0.05, seed: int | None = None, workers: Workers = ONE_BY_ONE) -> Iterator[str]:
     """Run a part of a submission again, and yield a line for each fault; none if it is correct.
 
     share: share of the cells that are run again. seed: seed of their choice. Default: the digest of the results, which
@@ -153,26 +226,50 @@ def verify(folder: Path, share: float = 0.05, seed: int | None = None) -> Iterat
     yield from wrong if rows else ["no results"]
     seed = int(digest(folder / RESULTS)[:16], 16) if seed is None else seed
     count = min(math.ceil(share * len(good)), len(good))
-    tolerance = 0.0 if card.deterministic else 0.01
-    for at in np.sort(np.random.default_rng(seed).choice(len(good), count, replace=False)) if good else ():
-        yield from _again(folder, good[at], tolerance)
+    chosen = np.sort(np.random.default_rng(seed).choice(len(good), count, replace=False)) if good else ()
+    runs, again = dict[tuple[str, str], tuple[Callable[[Cell], RunRecord], Cell]](), list[_Again]()
+    for row in (good[at] for at in chosen):
+        try:
+            if (row.case, row.policy) not in runs:
+                config = find_case(row.case).config()
+                cell = Cell(runnable(row.policy, folder), "", config.seed)
+                mine = config.model_copy(update={"policies": (cell.policy,)})
+                runs[row.case, row.policy] = runner_for(workers, mine, _sealed), cell
+            run_one, cell = runs[row.case, row.policy]
+            again.append(_Again(row, run_one, replace(cell, window=row.window), 0.0 if card.deterministic else 0.01))
+        except RlptoError as error:
+            yield f"{_where(row)}: {error}"
+    said = dict(workers.run(_differs, again))
+    yield from (said[number] for number in sorted(said) if said[number])
 
 
-def _again(folder: Path, row: Row, tolerance: float) -> Iterator[str]:
-    """Run a cell again, and yield a line if the result differs."""
-    case = find_case(row.case)
-    where = f"case {case.id}: {row.policy} · {row.window}"
+class _Again(NamedTuple):
+    """A row whose cell is run again; the tolerance is relative."""
+
+    row: Row
+    run: Callable[[Cell], RunRecord]
+    cell: Cell
+    tolerance: float
+
+
+def _where(row: Row) -> str:
+    return f"case {row.case}: {row.policy} · {row.window}"
+
+
+def _differs(again: _Again) -> str:
+    """Run a cell again. Returns a line if the result differs, else an empty text."""
+    row = again.row
     try:
-        config = case.config()
-        cell = Cell(runnable(row.policy, folder), row.window, config.seed)
-        found = row_of(case.id, case.digest, row.policy, run_cell(config, cell, sealed=True)).figures
+        found = row_of(row.case, row.digest, row.policy, again.run(again.cell)).figures
+    except ClusterError:  # of a host that cannot run it
+        raise
     except RlptoError as wrong:
-        yield f"{where}: {wrong}"
+        return f"{_where(row)}: {wrong}"
     except Exception as wrong:  # a policy may raise anything; the other cells are still checked
-        yield f"{where}: the policy raised {type(wrong).__name__}: {one_line(str(wrong))}"
-    else:
-        if not np.allclose(found, row.figures, rtol=tolerance, atol=0.0, equal_nan=True):
-            yield f"{where}: mean JCT {row.figures[0]!r} s and the rest, but running again gives {found[0]!r} s"
+        return f"{_where(row)}: the policy raised {type(wrong).__name__}: {one_line(str(wrong))}"
+    if np.allclose(found, row.figures, rtol=again.tolerance, atol=0.0, equal_nan=True):
+        return ""
+    return f"{_where(row)}: mean JCT {row.figures[0]!r} s and the rest, but running again gives {found[0]!r} s"
 
 
 def runnable(spec: str, folder: Path) -> str:
@@ -217,8 +314,13 @@ def _with_own_files(spec: str, folder: Path, say: Callable[[str], None]) -> str:
     return str(parse_spec(spec).with_paths(copied))
 
 
+def _sealed(config: Config, cell: Cell) -> RunRecord:
+    """Run a cell with sealed states."""
+    return run_cell(config, cell, sealed=True)
+
+
 def _timed(config: Config, cell: Cell) -> RunRecord:
-    """Run a cell, and record CPU time as the duration of the run."""
+    """Run a cell with sealed states, and record CPU time as the duration of the run."""
     begun = time.process_time()
-    record = run_cell(config, cell, sealed=True)
+    record = _sealed(config, cell)
     return replace(record, wall_seconds=time.process_time() - begun)

@@ -35,10 +35,21 @@ def config(case: Annotated[str, typer.Argument(metavar="CASE", help="A case, see
     print(resolved_yaml(find_case(case).drawing), end="")
 
 
+JobsOption = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")]
+ALL = "all"
+"""In place of a policy: every policy of the board."""
+BOARD, RUNS = Path("submissions"), Path("runs/bench")
+
+
 @app.command(epilog="Example: rlpto bench run fifo --case microsoft04-0.9")
 def run(
     policies: Annotated[
-        list[str], typer.Argument(metavar="POLICY", help="Name, FILE.py:Class, or seeds of one training.")
+        list[str],
+        typer.Argument(
+            metavar="POLICY",
+            help="Name, FILE.py:Class, or seeds of one training. all: the policies of all folders in submissions, or, "
+            "if it is not there, all of RLPTO's own that need no options.",
+        ),
     ],
     case: Annotated[
         list[str] | None,
@@ -48,37 +59,47 @@ def run(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name on the leaderboard; that of the policy if not given.")] = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", metavar="FOLDER", help="The submission; runs/bench/NAME if not given.")
+        Path | None,
+        typer.Option(
+            "--run-dir",
+            metavar="FOLDER",
+            help="The submission; runs/bench/NAME if not given. all: folder of the submissions.",
+        ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
+    jobs: JobsOption = 1,
     workers: WorkersOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a policy on cases and write a submission: card.yaml, results.csv, the policy's files. May be interrupted."""
+    """Run policies on cases and write submissions: card.yaml, results.csv, the policy's files. May be interrupted."""
     from rlpto.bench.results import Scores
-    from rlpto.bench.submissions import new_card
-    from rlpto.bench.submissions import run as run_cases
+    from rlpto.bench.submissions import board, new_card, run_all
     from rlpto.bench.suite import EXACT, REALISTIC, cases, find_case
     from rlpto.policies.spec import parse_spec
 
     divisions = {text: [one for one in cases() if one.counts and one.division == text] for text in (REALISTIC, EXACT)}
     wanted = [one for text in case or divisions for one in divisions.get(text) or [find_case(text)]]
-    first = parse_spec(policies[0]).first
-    called = name or first.kind or first.name
-    folder, unique = run_dir or Path("runs/bench") / called, list({one.id: one for one in wanted}.values())
-    card = new_card(called, policies)
-    with chosen_workers(workers, jobs) as found:
-        rows = run_cases(
-            card, unique, folder, found, lambda text: _say(text, quiet), progress=not quiet and sys.stderr.isatty()
-        )
+    unique = list({one.id: one for one in wanted}.values())
+    if ALL in policies:
+        if len(policies) > 1 or name is not None:
+            raise ConfigError("all: every policy of the board, expected no other policy and no --name")
+        cards = board(BOARD, run_dir or RUNS)
+    else:
+        first = parse_spec(policies[0]).first
+        called = name or first.kind or first.name
+        cards = [(new_card(called, policies), run_dir or RUNS / called)]
+    with chosen_workers(workers, jobs) as place:
+        rows = run_all(cards, unique, place, lambda text: _say(text, quiet), progress=not quiet and sys.stderr.isatty())
+    console, folder = make_console(quiet), cards[0][1]
+    if len(cards) > 1:
+        console.print(f"{len(cards)} submissions: rlpto bench table {folder.parent}")
+        return
     table = make_table("case", "score")
     for division in (REALISTIC, EXACT):
-        scores = Scores(rows, division)
+        scores = Scores(rows[0], division)
         for one, score in scores.by_case().items():
             table.add_row(one, f"{score:.1f}")
         if scores.cases and not scores.missing:
             table.add_row(f"[bold]{division}[/]", "[bold]{:.1f} [{:.1f}, {:.1f}][/]".format(*scores.interval))
-    console = make_console(quiet)
     console.print(table)
     console.print(
         f"{folder}: 0 is fifo, 100 the lower bound of mean JCT. With others: rlpto bench table {folder.parent}"
@@ -89,23 +110,28 @@ def run(
 def verify(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of submissions.")],
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the cells to run again.")] = 0.05,
+    jobs: JobsOption = 1,
+    workers: WorkersOption = None,
 ) -> None:
     """Check submissions: all cells are there, and a random part of them comes out the same to the last digit."""
     from rlpto.bench.submissions import verify as problems_of
-    from rlpto.io.errors import RlptoError
+    from rlpto.io.errors import ClusterError, RlptoError
 
     wrong = 0
-    for folder in folders:
-        _say(f"running a part of {folder} again", quiet=False)
-        try:
-            found = list(problems_of(folder, share))
-        except RlptoError as error:
-            found = [str(error)]
-        for line in found:
-            say(f"{folder}: {line}")
-        if not found:
-            say(f"{folder}: verified")
-        wrong += bool(found)
+    with chosen_workers(workers, jobs) as place:
+        for folder in folders:
+            _say(f"running a part of {folder} again", quiet=False)
+            try:
+                found = list(problems_of(folder, share, workers=place))
+            except ClusterError:
+                raise
+            except RlptoError as error:
+                found = [str(error)]
+            for line in found:
+                say(f"{folder}: {line}")
+            if not found:
+                say(f"{folder}: verified")
+            wrong += bool(found)
     if wrong:
         raise ConfigError(f"{wrong} of {len(folders)} submissions are wrong")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -84,6 +85,17 @@ def config_fingerprint(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The cells of a configuration, and what `evaluate` takes of it."""
+
+    cells: Sequence[Cell]
+    run_cell: Callable[[Cell], RunRecord]
+    out: Path
+    config: Mapping[str, Any]
+    weights: RewardWeights | None = None
+
+
 def evaluate(
     cells: Sequence[Cell],
     run_cell: Callable[[Cell], RunRecord],
@@ -109,30 +121,61 @@ def evaluate(
     Raises CheckpointError if a cell exists already but is unreadable or of another configuration, and Interrupted
     after Ctrl-C, when finished cells are kept.
     """
-    folder = out / "cells"
     if fresh:
-        _remove_cells(folder)
-    fingerprint = config_fingerprint(config)
-    task = partial(_run, run_cell, weights)
-    found = {cell: _read_cell(folder, cell, fingerprint) for cell in cells}
-    done = {cell: finished for cell, finished in found.items() if finished is not None}
-    listed = _CellList(fingerprint=fingerprint, cells=list(cells))
-    write_text(out / CELLS_FILE, listed.model_dump_json(indent=1) + "\n", "the list of cells")
-    missing = [cell for cell in cells if cell not in done]
+        _remove_cells(out / "cells")
+    [(_, found)] = evaluate_all([Evaluation(cells, run_cell, out, config, weights)], progress, workers)
+    return found
+
+
+def evaluate_all(
+    evaluations: Sequence[Evaluation], progress: bool, workers: Workers
+) -> Iterator[tuple[int, list[FinishedCell]]]:
+    """Run the missing cells of evaluations with different folders side by side. Yields the number and all cells of each
+    evaluation as soon as it is finished; raises as `evaluate` does."""
+    found = [_Begun(one) for one in evaluations]
+    items = [_Item(number, cell, begun.task) for number, begun in enumerate(found) for cell in begun.missing]
+    total = sum(len(one.cells) for one in evaluations)
     try:
-        with _progress_bar(progress, len(cells), len(done), workers) as tick:
-            if workers.shares_files and min(workers.slots, len(missing)) > 1:
+        with _progress_bar(progress, total, total - len(items), workers) as tick:
+            yield from ((number, begun.finished) for number, begun in enumerate(found) if not begun.missing)
+            if workers.shares_files and min(workers.slots, len(items)) > 1:
                 say_if_cold(advance_until)
-            for position, outcome in workers.run(task, missing, tick):
-                done[missing[position]] = _keep(folder, fingerprint, missing[position], outcome)
+            for position, outcome in workers.run(_run_item, items, lambda item: tick(item.cell)):
+                begun = found[items[position].number]
+                begun.keep(items[position].cell, outcome)
                 tick(None)
+                if not begun.missing:
+                    yield items[position].number, begun.finished
     except KeyboardInterrupt:
-        kept = sum((folder / f"{cell.key}.json").exists() for cell in cells)
+        folder = os.path.commonpath([begun.folder for begun in found])
         raise Interrupted(
-            f"{kept} of {len(cells)} cells are finished and kept in {folder}; "
+            f"{sum(len(begun.done) for begun in found)} of {total} cells are finished and kept in {folder}; "
             "run the same command with the same run folder again to go on"
         ) from None
-    return [done[cell] for cell in cells]
+
+
+class _Begun:
+    """An evaluation with its finished cells. missing: the others."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self.cells, self.folder = evaluation.cells, evaluation.out / "cells"
+        self.fingerprint = config_fingerprint(evaluation.config)
+        self.task = partial(_run, evaluation.run_cell, evaluation.weights)
+        read = {cell: _read_cell(self.folder, cell, self.fingerprint) for cell in self.cells}
+        self.done = {cell: finished for cell, finished in read.items() if finished is not None}
+        self.missing = dict.fromkeys(cell for cell in self.cells if cell not in self.done)
+        listed = _CellList(fingerprint=self.fingerprint, cells=list(self.cells))
+        write_text(evaluation.out / CELLS_FILE, listed.model_dump_json(indent=1) + "\n", "the list of cells")
+
+    def keep(self, cell: Cell, outcome: _Outcome) -> None:
+        """Store a finished cell."""
+        self.done[cell] = _keep(self.folder, self.fingerprint, cell, outcome)
+        del self.missing[cell]
+
+    @property
+    def finished(self) -> list[FinishedCell]:
+        """All cells, in their order."""
+        return [self.done[cell] for cell in self.cells]
 
 
 def changed_policies(out: Path, cells: Sequence[Cell]) -> list[str]:
@@ -204,6 +247,18 @@ class _Outcome(NamedTuple):
     metrics: dict[str, float]
     bound: dict[str, float]
     record: bytes
+
+
+class _Item(NamedTuple):
+    """A cell of the evaluation with this number, and the function that runs it."""
+
+    number: int
+    cell: Cell
+    task: Callable[[Cell], _Outcome]
+
+
+def _run_item(item: _Item) -> _Outcome:
+    return item.task(item.cell)
 
 
 def _run(run_cell: Callable[[Cell], RunRecord], weights: RewardWeights | None, cell: Cell) -> _Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import platform
 import shutil
 import tempfile
 import time
@@ -12,21 +13,26 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from glob import glob
 from pathlib import Path
 from typing import Any
 
+import rlpto
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import run_cell
+from rlpto.experiments.on_host import Shared
 from rlpto.experiments.run_folder import spec_files
-from rlpto.io.errors import ClusterError, ConfigError, refusals_as
-from rlpto.io.paths import EXAMPLES, PROFILES
+from rlpto.io.errors import ClusterError, ConfigError, RlptoError, refusals_as
+from rlpto.io.files import digest
+from rlpto.io.paths import EXAMPLES
 from rlpto.io.settings import Settings
 from rlpto.io.workers import Workers
+from rlpto.policies.registry import plugin_files
 from rlpto.policies.spec import parse_provisioner, parse_spec
 
-OWN = EXAMPLES, PROFILES
+OWN = EXAMPLES, Path(rlpto.__file__).resolve().parent
 """Folders of files that come with RLPTO, which every host has."""
 UNPACKED = "rlpto-inputs"
 """Beginning of the name of the folder for unpacked files, among a host's temporary files."""
@@ -37,27 +43,51 @@ LIFETIME_S = 7 * 86_400.0
 @dataclass(frozen=True)
 class Inputs:
     """A configuration with the files that it names. config: with absolute paths on the host of origin. policies: its
-    policies as they were written. files: a ZIP archive of the files outside RLPTO. own: `OWN` on the host of origin."""
+    policies as they were written. files: a ZIP archive of the files outside RLPTO. own: `OWN` on the host of origin.
+    plugins: digests of its plug-in policies by name."""
 
     config: Config
     policies: tuple[str, ...]
     files: bytes
     own: tuple[Path, ...]
+    plugins: dict[str, str]
 
     @classmethod
     def of(cls, config: Config) -> Inputs:
         """Read all files that a configuration names. Raises ConfigError if one cannot be read."""
-        absolute, content = _with_paths(config, lambda text: str(Path(text).absolute())), io.BytesIO()
+        absolute, content = _with_paths(config, os.path.abspath), io.BytesIO()
+        plugins = {one.name: _plugin(one.name) for spec in config.policies for one in parse_spec(spec).singles}
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(set(_files_of(absolute))):
                 with refusals_as(ConfigError, f"{path}: cannot read the file"):
                     archive.writestr(zipfile.ZipInfo(str(path).lstrip("/")), path.read_bytes())
-        return cls(absolute, config.policies, content.getvalue(), OWN)
+        return cls(absolute, config.policies, content.getvalue(), OWN, plugins)
 
     @cached_property
     def here(self) -> Config:
-        """The configuration with paths of this host, where its files are unpacked once. Raises ClusterError if they
-        cannot be written."""
+        """The configuration with paths of this host. Raises ClusterError if its files cannot be written here, or if
+        this host lacks a plug-in of its policies."""
+        for name, its in self.plugins.items():
+            if _plugin(name) != its:
+                raise ClusterError(
+                    f"host {platform.node()} has not the plug-in of policy {name} that is installed where the command "
+                    "runs: expected the same package on all hosts"
+                )
+
+        def moved(text: str) -> str:
+            path = Path(text)
+            for its, mine in zip(self.own, OWN, strict=True):
+                if path.is_relative_to(its):
+                    return str(mine / path.relative_to(its))
+            return str(self.folder / path.relative_to("/"))
+
+        changed: Config = _with_paths(self.config, moved)
+        return changed
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of this host with the files, unpacked once, each under its path on the host of origin. Raises
+        ClusterError if they cannot be written."""
         parent = Path(tempfile.gettempdir(), f"{UNPACKED}-{os.getuid()}")
         folder = parent / hashlib.sha256(self.files).hexdigest()[:16]
         with refusals_as(ClusterError, f"{parent}: cannot write the files of the configuration there"):
@@ -75,36 +105,36 @@ class Inputs:
                     unfinished.rename(folder)
                 except OSError:  # another process was faster
                     shutil.rmtree(unfinished)
-
-        def moved(text: str) -> str:
-            path = Path(text)
-            for its, mine in zip(self.own, OWN, strict=True):
-                if path.is_relative_to(its):
-                    return str(mine / path.relative_to(its))
-            return str(folder / path.relative_to("/"))
-
-        changed: Config = _with_paths(self.config, moved)
-        return changed
+        return folder
 
 
 def runner_for(
     workers: Workers, config: Config, run: Callable[[Config, Cell], RunRecord] = run_cell
 ) -> Callable[[Cell], RunRecord]:
     """Return the function that runs cells of a configuration by `run`, to be called by the workers."""
-    return partial(run, config) if workers.shares_files else partial(run_far, run, Inputs.of(config))
+    return partial(run, config) if workers.shares_files else partial(run_far, run, Shared(Inputs.of(config)))
 
 
-def run_far(run: Callable[[Config, Cell], RunRecord], inputs: Inputs, cell: Cell) -> RunRecord:
+def run_far(run: Callable[[Config, Cell], RunRecord], shared: Shared[Inputs], cell: Cell) -> RunRecord:
     """Run a cell by `run` on another host. In the record, policies have the labels that they have in the original
-    configuration; in errors, files have the paths of that host."""
+    configuration; in errors, files have their original paths."""
+    inputs = shared.value
     config = inputs.here
     policy = config.policies[inputs.policies.index(cell.policy)]
-    record = run(config, replace(cell, policy=policy))
+    try:
+        record = run(config, replace(cell, policy=policy))
+    except RlptoError as error:
+        raise type(error)(str(error).replace(str(inputs.folder), "")) from None
     mine, its = parse_spec(policy), parse_spec(cell.policy)
     labels = {one.label: other.label for one, other in zip(mine.singles, its.singles, strict=True)}
     labels[mine.label] = its.label
     switches = replace(record.switches, policy=tuple(labels.get(name, name) for name in record.switches.policy))
     return replace(record, policy=labels.get(record.policy, record.policy), switches=switches)
+
+
+def _plugin(name: str) -> str:
+    """Digest of the plug-in that a policy comes from; empty for RLPTO's own policies."""
+    return "".join(map(digest, plugin_files(name)))
 
 
 def _with_paths(value: Any, change: Callable[[str], str]) -> Any:
@@ -129,11 +159,16 @@ def _files_of(config: Config) -> Iterator[Path]:
     """Absolute paths of the files outside RLPTO that a configuration names."""
     named = list[str]()
     _with_paths(config, lambda text: named.append(text) or text)  # type: ignore[func-returns-value]
-    policies = [*config.policies, f"fifo@{config.provision}"]
-    for path in {Path(text) for text in named} | {file for spec in policies for file in spec_files(spec)}:
+    specs = [*config.policies, f"fifo@{config.provision}"]
+    plugins = {file for spec in specs for one in parse_spec(spec).singles for file in plugin_files(one.name)}
+    of_policies = {file for spec in specs for file in spec_files(spec)} - plugins
+    for path in {Path(text) for text in named} | of_policies:
         if not any(path.is_relative_to(own) for own in OWN):
-            files = path.rglob("*") if path == config.profiles.folder and path.is_dir() else [path]
-            yield from (file for file in files if file.is_file())
+            if path == config.profiles.folder and path.is_dir():
+                found = [*path.rglob("*")]
+            else:
+                found = [path] if path.is_file() else [Path(text) for text in glob(str(path))]
+            yield from (file for file in found if file.is_file())
 
 
 def _remove_old(parent: Path) -> None:

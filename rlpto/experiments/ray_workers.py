@@ -7,52 +7,60 @@ result of one machine: hosts with other versions are refused, and the order of r
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
+from rlpto.experiments.on_host import VERSIONS, Shared, call_there, check_versions
 from rlpto.io.errors import ClusterError, RlptoError
-from rlpto.io.sources import FILES, LIBRARIES
 from rlpto.io.workers import Item, Result
 from rlpto.ray_cluster.controllers import alive_nodes
 from rlpto.ray_cluster.messages import reason_of
-from rlpto.ray_cluster.scheduler.connection import Connection
+from rlpto.ray_cluster.scheduler.connection import Connection, imported_on
 
 AHEAD = 2
 """Most tasks in flight, for each that runs: no host waits for the next one, and results do not pile up."""
-RETRIES = 30
+RETRIES = 20
 """Repetitions of a task whose process or host has died."""
 LOOK_S = 1.0
 """Time between looks at the number of hosts."""
-VERSIONS = {"RLPTO": FILES, **LIBRARIES}
-"""What has to be the same on all hosts."""
-DIGITS = ("NPY_DISABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
-"""Variables by which all CPUs compute the same digits. `rlpto` sets them, but Ray's processes import NumPy earlier."""
+DIGITS = {
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "OMP_NUM_THREADS": "1",
+}
+"""Variables by which all CPUs compute the same digits, whatever this machine's CPU is. `rlpto` sets the first two, but
+Ray's processes import NumPy before it."""
 
 
 class RayWorkers(ExitStack):
     """The CPUs of the cluster at `address` (auto, HOST:PORT or ray://HOST:PORT), until `close`.
 
     Raises ConfigError for an invalid address; ClusterError if no cluster answers, if its version of Ray or Python or
-    its token differs, or if it has no CPUs.
+    its token differs, if it has no CPUs, or if a host has other versions.
     """
 
     shares_files = False
 
     def __init__(self, address: str) -> None:
         super().__init__()
-        variables = {name: os.environ[name] for name in DIGITS if name in os.environ}
+        variables = {name: os.environ.get(name, value) for name, value in DIGITS.items()}
         self.address = self.enter_context(Connection(address, "auto", research=True, variables=variables)).address
         self._looked, self._hosts, self._slots = 0.0, 0, 0
-        self._look()
-        if not self._slots:
+        try:
+            self._look()
+            if not self._slots:
+                raise ClusterError(
+                    f"the Ray cluster at {self.address} has no CPUs: expected nodes with some (`ray start --num-cpus`)"
+                )
+            for host, found in imported_on(_with_cpus(), f"{check_versions.__module__}:VERSIONS"):
+                if isinstance(found, Exception):
+                    raise ClusterError(f"host {host} cannot run tasks of RLPTO: {reason_of(found)}")
+                check_versions(host, found)
+        except BaseException:
             self.close()
-            raise ClusterError(
-                f"the Ray cluster at {self.address} has no CPUs: expected nodes with some (`ray start --num-cpus`)"
-            )
+            raise
 
     @property
     def slots(self) -> int:
@@ -69,7 +77,7 @@ class RayWorkers(ExitStack):
     def _look(self) -> None:
         if time.monotonic() < self._looked + LOOK_S:
             return
-        there = [node for node in alive_nodes() if node["Resources"].get("CPU")]
+        there = _with_cpus()
         self._slots = int(sum(node["Resources"]["CPU"] for node in there))
         self._hosts, self._looked = len({node["NodeManagerHostname"] for node in there}), time.monotonic()
 
@@ -80,17 +88,17 @@ class RayWorkers(ExitStack):
         on_begin: Callable[[Item], None] = lambda _: None,  # noqa: ARG002
     ) -> Iterator[tuple[int, Result]]:
         """See `Workers.run`. Tasks whose process or host dies are repeated. Raises ClusterError if one dies again and
-        again, and an error of a host with other versions."""
+        again or if the head is gone, and an error of a host with other versions."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
-        shared, left = ray.put(function), iter(enumerate(items))
+        shared, left = Shared(function), iter(enumerate(items))
         task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(call_there)
         pending: dict[Any, int] = {}
         try:
             while True:
                 while len(pending) < AHEAD * self.slots and (following := next(left, None)) is not None:
-                    pending[task.remote([shared], VERSIONS, following[1])] = following[0]
+                    pending[task.remote(shared, VERSIONS, following[1])] = following[0]
                 if not pending:
                     return
                 ray.wait(list(pending), num_returns=1, timeout=LOOK_S)
@@ -102,28 +110,17 @@ class RayWorkers(ExitStack):
                 raise error.cause from None
             raise
         except RayError as error:
-            raise ClusterError(f"a task cannot run on the Ray cluster at {self.address}: {reason_of(error)}") from error
+            raise ClusterError(
+                f"a task cannot run on the Ray cluster at {self.address}, after {RETRIES} repetitions if its process "
+                f"died: {reason_of(error)}"
+            ) from error
+        except ConnectionError as error:  # of Ray's client
+            raise ClusterError(f"the Ray cluster at {self.address} is gone: {reason_of(error)}") from error
         finally:
             for reference in pending:
                 ray.cancel(reference, force=True)
 
 
-def call_there(shared: list[Any], versions: dict[str, str], item: Any) -> Any:
-    """Call a stored function with an item, in a process of a host. versions: `VERSIONS` of the driver.
-
-    Raises ClusterError if the host has other ones.
-    """
-    other = [f"{name} {VERSIONS[name]}, not {its}" for name, its in versions.items() if VERSIONS[name] != its]
-    if other:
-        raise ClusterError(
-            f"host {platform.node()} has {', '.join(other)}: expected the same on all hosts, since digits depend on it"
-        )
-    return _function(shared[0])(item)
-
-
-@lru_cache(maxsize=2)
-def _function(shared: Any) -> Callable[[Any], Any]:
-    """The stored function, fetched once by each process."""
-    import ray
-
-    return cast(Callable[[Any], Any], ray.get(shared))
+def _with_cpus() -> list[dict[str, Any]]:
+    """Ray's entry for each node that is alive and has CPUs."""
+    return [node for node in alive_nodes() if node["Resources"].get("CPU")]

@@ -46,6 +46,8 @@ REACH_TIMEOUT_S = 5.0
 IMPORT_TIMEOUT_S, PROBE_TIMEOUT_S = 120.0, 20.0
 """Longest waits, on an idle machine, for workers to import all training programs and for all nodes to report their
 version."""
+ANSWER_TIMEOUT_S = 1.0
+"""Longest wait for an answer that is there."""
 
 
 class Connection(ExitStack):
@@ -168,7 +170,7 @@ def lacks_code() -> bool:
     """True if a node of the connected cluster cannot import this version of the package, or if no node has GPUs: the
     code of nodes that come later is unknown."""
     nodes = alive_nodes()
-    others = _differs("rlpto:__version__", rlpto.__version__, nodes)
+    others = any(found != rlpto.__version__ for _, found in imported_on(nodes, "rlpto:__version__"))
     return others or not any(node["Resources"].get("GPU") for node in nodes)
 
 
@@ -176,11 +178,11 @@ def lacks_sources() -> bool:
     """True if a node of the connected cluster cannot import the package with exactly these files."""
     from rlpto.io.sources import FILES  # reads the whole package
 
-    return _differs("rlpto.io.sources:FILES", FILES, alive_nodes())
+    return any(found != FILES for _, found in imported_on(alive_nodes(), "rlpto.io.sources:FILES"))
 
 
-def _differs(name: str, value: str, nodes: Sequence[Mapping[str, Any]]) -> bool:
-    """True if the value of a name (MODULE:NAME) differs on a node, or cannot be imported there."""
+def imported_on(nodes: Sequence[Mapping[str, Any]], name: str) -> list[tuple[str, Any]]:
+    """Host of every node, and there the value of a name (MODULE:NAME), or the exception why it cannot be imported."""
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -188,10 +190,15 @@ def _differs(name: str, value: str, nodes: Sequence[Mapping[str, Any]]) -> bool:
     look: Any = ray.remote(num_cpus=0, max_retries=1)(pkgutil.resolve_name)  # a function that every node has
     there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
     asked = [look.options(scheduling_strategy=node).remote(name) for node in there]
-    try:
-        return set(ray.get(asked, timeout=PROBE_TIMEOUT_S * load_factor())) != {value}
-    except RayError:
-        return True
+    ray.wait(asked, num_returns=max(len(asked), 1), timeout=PROBE_TIMEOUT_S * load_factor())
+    found: list[tuple[str, Any]] = []
+    for node, answer in zip(nodes, asked, strict=True):
+        try:
+            value: Any = ray.get(answer, timeout=ANSWER_TIMEOUT_S)
+        except RayError as error:
+            value = error
+        found.append((node["NodeManagerHostname"], value))
+    return found
 
 
 def check_training(specs: Sequence[JobSpec]) -> None:
