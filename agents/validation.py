@@ -6,7 +6,9 @@ The windows step together in compiled code, which makes frequent validation chea
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,6 +34,13 @@ CONSTANTS_TIME_LIMIT_FACTOR = 20.0
 """After this multiple of those hours, index weights are assumed to rescale jobs for ever."""
 
 
+class WindowResult(NamedTuple):
+    """The result on one window. parts: [PARTS] the reward's terms. metrics: `job_metrics`."""
+
+    parts: FloatArray
+    metrics: dict[str, float]
+
+
 @dataclass(frozen=True)
 class Validation:
     """The result on W windows. parts: [W, PARTS] the reward's terms. metrics: means over windows, by name."""
@@ -44,6 +53,13 @@ class Validation:
         """[W] total reward."""
         total: FloatArray = self.parts.sum(axis=1)
         return total
+
+    @classmethod
+    def of(cls, results: Sequence[WindowResult]) -> Validation:
+        """The result on W windows from the result on each."""
+        metrics = pd.DataFrame([result.metrics for result in results]).mean()
+        parts = np.stack([result.parts for result in results])
+        return cls(parts, {str(name): float(mean) for name, mean in metrics.items()})
 
 
 def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
@@ -71,20 +87,25 @@ def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
             batch.begin(b, b)  # continues idly until the others are over
         running &= ~steps.ended
         seen = batch.observe()
-    return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})
+    return Validation.of(list(map(WindowResult, parts, metrics)))
 
 
 def validate_index_weights(setup: EnvSetup, index_weights: FloatArray) -> Validation:
     """Let index weights [S] schedule every workload of `setup`; rewards of unfinished workloads are NaN."""
-    batch, windows = setup.compiled(), len(setup.workloads)
-    parts, metrics = np.zeros((windows, len(REWARD_PARTS))), []
+    return Validation.of(play_validation(setup, index_weights, range(len(setup.workloads))))
+
+
+def play_validation(setup: EnvSetup, index_weights: FloatArray, windows: Iterable[int]) -> list[WindowResult]:
+    """Return the results of `validate_index_weights` on the windows with these numbers."""
+    batch, results = setup.compiled(), list[WindowResult]()
     longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
-    for window in range(windows):
-        if not play_window(batch, window, index_weights[None], longest, parts[window], np.zeros(1)):
-            parts[window] = np.nan
+    for window in windows:
+        parts = np.zeros(len(REWARD_PARTS))
+        if not play_window(batch, window, index_weights[None], longest, parts, np.zeros(1)):
+            parts[:] = np.nan
         jobs = batch.world.jobs[0, : batch.counts[window]]
-        metrics.append(job_metrics(jobs, setup.shape.capacity))
-    return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})
+        results.append(WindowResult(parts, job_metrics(jobs, setup.shape.capacity)))
+    return results
 
 
 def baselines(setup: EnvSetup) -> dict[str, float]:

@@ -13,9 +13,11 @@ al., arXiv:1707.06347). Adapted: every parameter is an action with its own proba
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ from rlpto.agents.archive import INDEX_WEIGHTS, START, state_of
 from rlpto.agents.checkpoint import Identity, read_checkpoint
 from rlpto.agents.settings import BEST, LAST, AgentSettings, WindowSettings
 from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
-from rlpto.agents.validation import Validation, validate_index_weights
+from rlpto.agents.validation import Validation, WindowResult, play_validation
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
@@ -63,10 +65,8 @@ class Learner:
         self.optimizer = torch.optim.Adam([self.mean], lr=learning_rate)
 
     def draw(self, rng: Generator, pairs: int) -> FloatArray:
-        """[2 x pairs, D] perturbed means. Rows i and pairs + i lie to either side of the mean."""
-        away = rng.standard_normal((pairs, len(self.mean)))
-        drawn: FloatArray = self.mean.numpy() + np.concatenate([away, -away])
-        return drawn
+        """`perturbed` means."""
+        return perturbed(self.mean.numpy(), rng, pairs)
 
     def step(self, gradient: torch.Tensor) -> None:
         """Take a step against the gradient [D]."""
@@ -94,6 +94,16 @@ class Learner:
         adam = {name[5:]: torch.as_tensor(value) for name, value in arrays.items() if name.startswith("adam/")}
         state = self.optimizer.state_dict()
         self.optimizer.load_state_dict(state | {"state": {0: adam} if adam else {}})
+
+
+def perturbed(mean: FloatArray, rng: Generator, pairs: int, first: int = 0) -> FloatArray:
+    """Return [2 x P, D] perturbations of a mean [D], of which rows i and P + i lie to either side of it.
+
+    pairs: number of pairs that are drawn. first: number of drawn pairs that are left out, so that P = pairs - first.
+    """
+    away = rng.standard_normal((pairs, len(mean)))[first:]
+    drawn: FloatArray = mean + np.concatenate([away, -away])
+    return drawn
 
 
 def evolve(learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str, float]:
@@ -169,6 +179,56 @@ class WeightSpace:
         return found
 
 
+class Draws(NamedTuple):
+    """The perturbations of an update. mean: [D]. random: state of the generator before it drew them. points: [2 x P, D]
+    perturbed means. windows: [P] number of the training window of each pair."""
+
+    mean: FloatArray
+    random: Mapping[str, Any]
+    points: FloatArray
+    windows: IntArray
+
+
+class Player(Protocol):
+    """Plays windows for a training."""
+
+    def play(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+        """Return `WindowPool.compare` of all perturbations: [2 x P] losses, and rewards above the start heuristic's."""
+
+    def validate(self, index_weights: FloatArray, windows: Sequence[int]) -> tuple[FloatArray, list[WindowResult]]:
+        """Return the losses [n] of index weights [S] on the validation windows with these numbers, and the results."""
+
+
+class LocalPlayer:
+    """Plays windows in threads of this process. seed: seed of the training. threads: default is one per core."""
+
+    def __init__(
+        self, setup: EnvSetup, validation: EnvSetup | None, settings: WindowSettings, seed: int, threads: int = 0
+    ) -> None:
+        start = priced(setup.start, setup.reward) if settings.constants else setup.start
+        slopes = setup.reward.shortfall > 0
+        self.space = WeightSpace.around(start, settings.constants, settings.network, seed, slopes=slopes)
+        self.pool = WindowPool(setup, max(settings.idle_interval, setup.interval), threads)
+        self._validation, self._threads = validation, threads
+
+    @cached_property
+    def _validated(self) -> WindowPool:
+        """The validation windows."""
+        assert self._validation is not None
+        return WindowPool(self._validation, threads=self._threads)
+
+    def play(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
+        """See `Player.play`."""
+        windows = np.concatenate([draws.windows, draws.windows])
+        return self.pool.compare(self.space.index_weights(draws.points), windows)
+
+    def validate(self, index_weights: FloatArray, windows: Sequence[int]) -> tuple[FloatArray, list[WindowResult]]:
+        """See `Player.validate`."""
+        assert self._validation is not None
+        losses = self._validated.losses(np.repeat(index_weights[None], len(windows), axis=0), np.array(windows))
+        return losses, play_validation(self._validation, index_weights, windows)
+
+
 def train_on_windows(
     setup: EnvSetup,
     settings: AgentSettings,
@@ -179,14 +239,16 @@ def train_on_windows(
     resume: bool = False,
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    player: Player | None = None,
 ) -> TrainingResult:
     """Train index weights on the workloads of `setup`, from its start on.
 
-    `rlpto.agents.training.train` explains the arguments. Raises CheckpointError if there is nothing to resume or it
-    belongs to another training.
+    player: plays the windows. Default: threads of this process; results are identical. `rlpto.agents.training.train`
+    explains the other arguments. Raises CheckpointError if there is nothing to resume or it belongs to another
+    training.
     """
     torch.set_num_threads(1)
-    run = WindowTraining(setup, settings, folder, identity, validation, on_progress)
+    run = WindowTraining(setup, settings, folder, identity, validation, on_progress, player)
     if resume:
         run.restore(read_checkpoint(folder / LAST, identity), folder / LAST)
     return run.loop(stop, begun=resume)
@@ -197,6 +259,7 @@ class WindowTraining(TrainingLoop):
     """One training under way. Its steps are windows played."""
 
     setup: EnvSetup
+    player: Player | None = None
     unit = "windows"
     figure = "gain"
     points = 50
@@ -207,13 +270,11 @@ class WindowTraining(TrainingLoop):
         setup, settings, identity = self.setup, self.settings.whole_windows, self.identity
         self.total, self.every = settings.windows, settings.evaluate_every
         self._rng = np.random.default_rng([identity.seed, 19])
-        start = priced(setup.start, setup.reward) if settings.constants else setup.start
-        slopes = setup.reward.shortfall > 0
-        self._space = WeightSpace.around(start, settings.constants, settings.network, identity.seed, slopes=slopes)
+        here = LocalPlayer(setup, self.validation, settings, identity.seed, threads=0 if self.player is None else 1)
+        self._player: Player = self.player or here
+        self._space, self._pool = here.space, here.pool
         evolves = settings.trainer == "evolution"
         self._learner = Learner(self._space.size, settings.learning_rate or (0.1 if evolves else 0.02))
-        self._validated = None if self.validation is None else WindowPool(self.validation)
-        self._pool = WindowPool(setup, max(settings.idle_interval, setup.interval))
 
     @property
     def index_weights(self) -> FloatArray:
@@ -224,10 +285,10 @@ class WindowTraining(TrainingLoop):
     def update(self) -> bool:
         """Play one rollout of perturbations, and update the mean once."""
         settings, learner = self.settings.whole_windows, self._learner
-        pairs = settings.rollout // 2
+        pairs, random = settings.rollout // 2, self._rng.bit_generator.state
         drawn, windows = learner.draw(self._rng, pairs), self.windows(pairs)
         both, began = np.concatenate([windows, windows]), time.perf_counter()
-        losses, above = self._pool.compare(self._space.index_weights(drawn), both)
+        losses, above = self._player.play(Draws(learner.mean.numpy(), random, drawn, windows))
         if settings.trainer == "evolution":
             figures = evolve(learner, drawn, losses)
         else:
@@ -265,14 +326,13 @@ class WindowTraining(TrainingLoop):
 
     def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
         """The result on validation windows, and the gain over the start, also by load."""
-        pool, index_weights = self._validated, self.index_weights
-        assert pool is not None
-        gains = -pool.losses(np.repeat(index_weights[None], len(pool), axis=0), np.arange(len(pool)))
-        found = validate_index_weights(setup, index_weights)
+        losses, results = self._player.validate(self.index_weights, range(len(setup.workloads)))
+        gains, found = -losses, Validation.of(results)
+        groups = np.array([workload.group for workload in setup.workloads])
         return found, {
             "gain": float(gains.mean()),
-            **by_load("gain", gains, pool.groups, setup),
-            **by_load("reward", found.rewards, pool.groups, setup),
+            **by_load("gain", gains, groups, setup),
+            **by_load("reward", found.rewards, groups, setup),
         }
 
     def save(self, name: str = LAST) -> None:

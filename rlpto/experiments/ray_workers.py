@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from rlpto.experiments.on_host import VERSIONS, Shared, call_there, check_versions
 from rlpto.io.errors import ClusterError, RlptoError
+from rlpto.io.terminal import say
 from rlpto.io.workers import Item, Result
 from rlpto.ray_cluster.controllers import alive_nodes
 from rlpto.ray_cluster.messages import reason_of
+from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, imported_on
 
 AHEAD = 2
@@ -35,18 +37,26 @@ Ray's processes import NumPy before it."""
 
 
 class RayWorkers(ExitStack):
-    """The CPUs of the cluster at `address` (auto, HOST:PORT or ray://HOST:PORT), until `close`.
+    """The CPUs of a cluster, until `close`.
 
-    Raises ConfigError for an invalid address; ClusterError if no cluster answers, if its version of Ray or Python or
-    its token differs, if it has no CPUs, or if a host has other versions.
+    cluster: its address (auto, HOST:PORT or ray://HOST:PORT), or a cluster of this process, which shares its files.
+    grace_s: time for tasks to end by themselves after Ctrl-C [s]; their results are still returned. Raises ConfigError
+    for an invalid address; ClusterError if no cluster answers, if its version of Ray or Python or its token differs, if
+    it has no CPUs, or if a host has other versions.
     """
 
-    shares_files = False
-
-    def __init__(self, address: str) -> None:
+    def __init__(self, cluster: str | LocalCluster, grace_s: float = 0.0) -> None:
         super().__init__()
+        self.shares_files, self.grace_s = isinstance(cluster, LocalCluster), grace_s
         variables = {name: os.environ.get(name, value) for name, value in DIGITS.items()}
-        self.address = self.enter_context(Connection(address, "auto", research=True, variables=variables)).address
+        opened: Connection | LocalCluster = (
+            Connection(cluster, "auto", research=True, variables=variables) if isinstance(cluster, str) else cluster
+        )
+        self.address = self.enter_context(opened).address
+        import ray  # reads variables that the connection has set
+
+        # One function for all tasks: Ray starts other processes for another one.
+        self._task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(call_there)
         self._looked, self._hosts, self._slots = 0.0, 0, 0
         try:
             self._look()
@@ -92,19 +102,27 @@ class RayWorkers(ExitStack):
         import ray
         from ray.exceptions import RayError, RayTaskError
 
-        shared, left = Shared(function), iter(enumerate(items))
-        task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(call_there)
+        shared, begun = Shared(function), 0
         pending: dict[Any, int] = {}
         try:
-            while True:
-                while len(pending) < AHEAD * self.slots and (following := next(left, None)) is not None:
-                    pending[task.remote(shared, VERSIONS, following[1])] = following[0]
-                if not pending:
-                    return
+            while pending or begun < len(items):
+                while begun < len(items) and len(pending) < AHEAD * self.slots:
+                    pending[self._task.remote(shared, VERSIONS, items[begun])] = begun
+                    begun += 1
                 ray.wait(list(pending), num_returns=1, timeout=LOOK_S)
                 done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
                 for reference in done:
                     yield pending.pop(reference), ray.get(reference)
+        except KeyboardInterrupt:
+            if self.grace_s and pending:
+                say("rlpto: stopping after these updates; Ctrl-C again stops at once", err=True)
+                for reference in pending:
+                    ray.cancel(reference, force=False)
+                done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=self.grace_s)
+                for reference in done:
+                    with suppress(RayError):  # of a task that had not begun
+                        yield pending.pop(reference), ray.get(reference)
+            raise
         except RayTaskError as error:
             if isinstance(error.cause, RlptoError):
                 raise error.cause from None

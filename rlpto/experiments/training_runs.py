@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from rlpto.agents.checkpoint import Identity
 from rlpto.agents.settings import BEST, LAST
 from rlpto.agents.training import train
 from rlpto.agents.training_loop import BASELINES, EVENTS, HISTORY, Status, TrainingResult
-from rlpto.agents.window_training import WEIGHTS, train_on_windows
+from rlpto.agents.window_training import WEIGHTS, Player, train_on_windows
 from rlpto.envs.episodes import EnvSetup
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import start_weights, training_setup
@@ -36,6 +39,9 @@ from rlpto.experiments.run_folder import (
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import file_there
 from rlpto.io.interrupts import interruptible
+
+PREPARATION_S = 6.0
+"""Longest preparation of a training [s] that does not make its parts longer."""
 
 
 def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> None:
@@ -78,37 +84,68 @@ def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) ->
         )
 
 
-def train_folder(run: Path, on_progress: Callable[[Status], None] | None = None) -> TrainingResult:
+def train_folder(
+    run: Path, on_progress: Callable[[Status], None] | None = None, player: Player | None = None
+) -> TrainingResult:
     """Train in a folder that contains a configuration, or continue from a checkpoint there.
 
-    Raises KeyboardInterrupt if Ctrl-C came before a clean stop was possible, and any error of experiment or checkpoint.
+    player: plays windows, if the agent learns from windows. Raises KeyboardInterrupt if Ctrl-C came before a clean stop
+    was possible, and any error of experiment or checkpoint.
     """
-    config, resume = read_run_config(run), has_begun(run)
+    return train_in(run, read_run_config(run), on_progress=on_progress, player=player)
+
+
+def train_in(
+    run: Path,
+    config: Config,
+    known: Identity | None = None,
+    *,
+    on_progress: Callable[[Status], None] | None = None,
+    player: Player | None = None,
+    seconds: float = math.inf,
+) -> TrainingResult:
+    """Train by a configuration in a folder, or continue from a checkpoint there.
+
+    known: identity of the training. Default: computed from the configuration. seconds: time after which the training
+    stops between two updates, longer if its preparation took more than `PREPARATION_S`. `train_folder` explains the
+    other arguments.
+    """
+    resume, began, until, due = has_begun(run), time.monotonic(), math.inf, False
     experiments = by_load(config)
-    setup = setup_for(config)(experiments, "train", range(config.seed, config.seed + config.agent.window_seeds))
+    setup = training_windows(config, experiments)
     with interruptible() as interrupt:
 
         def report(status: Status) -> None:
-            interrupt.learning |= status.doing == "training"
+            nonlocal until, due
+            now = time.monotonic()
+            due = now > until  # not before the first update
+            if status.doing == "training" and not interrupt.learning:
+                interrupt.learning = True
+                until = now + seconds * max(1.0, (now - began) / PREPARATION_S)
             if on_progress is not None:
                 on_progress(status)
 
-        learn = train_on_windows if config.agent.learns == "windows" else train
+        learn = partial(train_on_windows, player=player) if config.agent.learns == "windows" else train
         return learn(
             setup,
             config.agent,
             run,
-            identity(config, experiments),
+            known or identity(config, experiments),
             validation_setup(config),
             resume=resume,
             on_progress=report,
-            stop=lambda: interrupt.asked,
+            stop=lambda: interrupt.asked or due,
         )
 
 
 def setup_for(config: Config) -> Callable[..., EnvSetup]:
     """Return the function that makes the agent's training environments."""
     return nodes_setup if config.agent.learns == "nodes" else training_setup
+
+
+def training_windows(config: Config, experiments: list[Experiment]) -> EnvSetup:
+    """Return the setup of all loads' training windows."""
+    return setup_for(config)(experiments, "train", range(config.seed, config.seed + config.agent.window_seeds))
 
 
 def by_load(config: Config) -> list[Experiment]:

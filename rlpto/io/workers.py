@@ -41,7 +41,8 @@ class Workers(Protocol):
         """Call `function`, which must be picklable, with every item. Yields the position of each item and the result,
         in order of completion. Exceptions of the function pass through.
 
-        on_begin: is called with each item whose task begins here and now.
+        items: a list may grow while results are taken. on_begin: is called with each item whose task begins here and
+        now.
         """
 
 
@@ -70,13 +71,14 @@ class LocalWorkers:
         # Ctrl-C ends a worker at once and silently: the caller keeps what is finished.
         die = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         pool = ProcessPoolExecutor(min(self.slots, len(items)), get_context("spawn"), initializer=die)
+        pending: dict[Future[Result], int] = {}
+        begun = 0
         try:
-            at = {pool.submit(function, item): position for position, item in enumerate(items)}
-            pending: set[Future[Result]] = set(at)
-            while pending:
-                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    yield at.pop(future), future.result()
+            while pending or begun < len(items):
+                pending |= {pool.submit(function, items[at]): at for at in range(begun, len(items))}
+                begun = len(items)
+                for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                    yield pending.pop(future), future.result()
         except BrokenProcessPool as error:
             raise ConfigError(
                 "a worker process died, perhaps for want of memory; what is finished is kept: run the same command "
