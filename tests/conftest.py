@@ -39,6 +39,7 @@ CLUSTERS = (
         "stopping",
         "profiling",
         "chaos",
+        "trainings_on_ray",
         "pages_as_typed",
     ),
     ("schedulearn", "own_clusters", "commands", "first_job", "shipped_code", "autoscaling", "slurm", "pages_as_typed"),

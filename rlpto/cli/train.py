@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,19 +18,22 @@ from rlpto.cli.common import (
     RunDirOption,
     SetOption,
     Verb,
+    WorkersOption,
     make_console,
     make_progress,
     make_table,
     read_config,
     waiting,
 )
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from rlpto.agents.training_loop import Status
+    from rlpto.agents.window_training import Player
+    from rlpto.experiments.ray_workers import RayWorkers
 
 
 def train(
@@ -57,6 +61,7 @@ def train(
         int | None,
         typer.Option("--jobs", "-j", min=1, help="Trainings side by side, through Ray; not given: one for each core."),
     ] = None,
+    workers: WorkersOption = None,
     set_: SetOption = None,
     run_dir: RunDirOption = None,
     fresh: Annotated[
@@ -70,63 +75,94 @@ def train(
     """
     changes = [*(set_ or ()), *([] if seed is None else [f"agent.seed={seed}"])]
     if cluster == "ray":
+        if workers is not None:
+            raise ConfigError("--workers: simulated trainings run there, expected --cluster sim")
         _fine_tune(config, changes, resume, run_dir, address, seeds, jobs, fresh=fresh, quiet=quiet)
         return
-    from rlpto.experiments.training_runs import begin_training, check_resumable
-
+    if workers is not None and jobs is not None:
+        raise ConfigError(f"--jobs {jobs}: expected it without --workers, whose cluster has its own CPUs")
     if address is not None:
         raise ConfigError("--address: expected --cluster ray as well")
-    if resume is not None:
-        folder = resume
-        check_resumable(resume, config, changes)
-        if run_dir is not None and run_dir.resolve() != resume.resolve():
-            raise ConfigError(f"--run-dir {run_dir}: a training is resumed in its own folder {resume}")
-    elif config is None:
-        raise ConfigError("expected an experiment file to train from, or --resume RUN")
-    else:
-        settled = read_config(config, changes)
-        folder = Path("runs") / settled.name if run_dir is None else run_dir
-        begin_training(settled, folder, seeds, fresh=fresh)
-        if settled.agent.learns == "windows" and "steps" in settled.agent.model_fields_set:
-            make_console(quiet).print(
-                "note: agent.steps counts where agent.learns is decisions; here agent.whole_windows.windows does"
-            )
-    _train_all(folder, jobs, quiet)
+    with _cluster(workers) as far:
+        from rlpto.experiments.training_runs import begin_training, check_resumable
+
+        if resume is not None:
+            folder = resume
+            check_resumable(resume, config, changes)
+            if run_dir is not None and run_dir.resolve() != resume.resolve():
+                raise ConfigError(f"--run-dir {run_dir}: a training is resumed in its own folder {resume}")
+        elif config is None:
+            raise ConfigError("expected an experiment file to train from, or --resume RUN")
+        else:
+            settled = read_config(config, changes)
+            folder = Path("runs") / settled.name if run_dir is None else run_dir
+            begin_training(settled, folder, seeds, fresh=fresh)
+            if settled.agent.learns == "windows" and "steps" in settled.agent.model_fields_set:
+                make_console(quiet).print(
+                    "note: agent.steps counts where agent.learns is decisions; here agent.whole_windows.windows does"
+                )
+        _train_all(folder, jobs, far, quiet)
 
 
-def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
-    """Train every member of a run, one after the other or in parallel, with a progress bar."""
-    from rlpto.experiments.parallel import side_by_side, workers
-    from rlpto.experiments.run_folder import members
+def _cluster(address: str | None) -> AbstractContextManager[RayWorkers | None]:
+    """The workers of the option --workers."""
+    if address is None:
+        return nullcontext()
+    from rlpto.experiments.parallel import STOP_TIMEOUT_S
+    from rlpto.experiments.ray_workers import RayWorkers
+
+    return RayWorkers(address, STOP_TIMEOUT_S)
+
+
+def _train_all(folder: Path, jobs: int | None, far: RayWorkers | None, quiet: bool) -> None:
+    """Train every member of a run, one after the other or side by side, with a progress bar."""
+    from rlpto.experiments.parallel import local_trainers, one_by_one, train_all
+    from rlpto.experiments.run_folder import members, read_run_config
     from rlpto.experiments.training_runs import how_to_go_on, summary, train_folder
 
     runs, console = members(folder), make_console(quiet)
-    at_once = min(workers(jobs), len(runs))
-    kept = ""
+    config, kept, failed = read_run_config(folder), "", list[RlptoError]()
+    place = local_trainers(jobs, len(runs)) if far is None else nullcontext(far)
     with make_progress(quiet) as bar:
         try:
-            if at_once > 1:
-                task = bar.add_task(f"training {len(runs)} seeds", total=len(runs))
-
-                def finished(_: Path, summed: str | None) -> None:
-                    bar.advance(task)
-                    if summed is not None:
-                        console.print(summed, soft_wrap=True)
-
-                side_by_side(runs, at_once, finished)
-            for run in runs if at_once <= 1 else ():
-                task = bar.add_task("preparing", total=None)
-                outcome = train_folder(run, partial(_show, bar, task))
-                bar.remove_task(task)
-                kept = f"{outcome.steps} {outcome.unit}"
-                if not outcome.finished:
-                    raise KeyboardInterrupt
-                console.print(summary(run, outcome), soft_wrap=True)
+            with place as workers:
+                if one_by_one(config, len(runs), workers):
+                    for run in runs:
+                        task = bar.add_task("preparing", total=None)
+                        outcome = train_folder(run, partial(_show, bar, task), _player(run, far))
+                        bar.remove_task(task)
+                        kept = f"{outcome.steps} {outcome.unit}"
+                        if not outcome.finished:
+                            raise KeyboardInterrupt
+                        console.print(summary(run, outcome), soft_wrap=True)
+                else:
+                    task = bar.add_task(f"training {len(runs)} seeds" if len(runs) > 1 else "training", total=len(runs))
+                    for run, found in train_all(runs, workers):
+                        if isinstance(found, RlptoError):
+                            failed.append(found)
+                        elif not found.finished:
+                            bar.update(task, description=f"{run}: {found.steps} {found.unit}")
+                            continue
+                        else:
+                            console.print(summary(run, found), soft_wrap=True)
+                        bar.advance(task)
         except KeyboardInterrupt:
             raise Interrupted(how_to_go_on(folder, kept)) from None
+    if failed:
+        raise failed[0]
     console.print(
         f"\nevaluate on test windows: rlpto evaluate --run {folder} --policies all", style="bold", soft_wrap=True
     )
+
+
+def _player(run: Path, far: RayWorkers | None) -> Player | None:
+    """Plays the windows of a training on the cluster `far`."""
+    if far is None:
+        return None
+    from rlpto.experiments.run_folder import read_run_config
+    from rlpto.experiments.window_tasks import FarPlayer
+
+    return FarPlayer(far, read_run_config(run))
 
 
 def _fine_tune(
@@ -191,6 +227,7 @@ def sweep(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Trainings side by side; one for each core if not given.")
     ] = None,
+    workers: WorkersOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in the run's folder.")] = False,
     set_: SetOption = None,
     run_dir: RunDirOption = None,
@@ -200,21 +237,32 @@ def sweep(
 
     Needs the extra `ray`. Every trial is a run of its own, and the sweep can be interrupted and resumed.
     """
-    from rlpto.experiments.parallel import SPACE, TABLE, TRIALS, open_sweep, run_sweep, workers
+    from rlpto.experiments.sweep import SPACE, TABLE, TRIALS, open_sweep, run_sweep
 
     chosen = read_config(config, set_)
     folder = Path("runs") / f"{chosen.name}-sweep" if run_dir is None else run_dir
-    with waiting(quiet) as on_wait:
-        wanted = open_sweep(folder, config, set_ or (), space, on_wait, resume=resume)
-        on_wait("starting Ray Tune")
-    table = run_sweep(folder, wanted, trials, workers(jobs), chosen.seed, resume=resume, quiet=quiet)
-    if len(table) < trials:
-        raise Interrupted(f"{len(table)} of {trials} trials are finished; add --resume to the same command to go on")
-    best = table.iloc[0]
+    with _cluster(workers) as far:
+        with waiting(quiet) as on_wait:
+            wanted = open_sweep(folder, config, set_ or (), space, on_wait, resume=resume)
+        from rlpto.experiments.parallel import local_trainers
+
+        place = local_trainers(jobs, trials) if far is None else nullcontext(far)
+        with make_progress(quiet) as bar, place as trainers:
+            task = bar.add_task("trials", total=trials)
+            table = run_sweep(
+                folder,
+                wanted,
+                trials,
+                trainers,
+                chosen.seed,
+                at_once=jobs or trainers.slots,
+                on_progress=lambda finished: bar.update(task, completed=finished),
+            )
+    best = {name: values.iloc[0] for name, values in table.items()}  # a row would turn integers into floats
     options = " ".join(f"--set {key}={best[key]}" for key in wanted)
     make_console(quiet).print(
         f"{folder / TABLE}: best validation reward per job {best['reward']:+.4f} with {options}\n"
-        f"its run: {folder / TRIALS / best['trial']}; its space: {folder / SPACE}",
+        f"its run: {folder / TRIALS / str(best['trial'])}; its space: {folder / SPACE}",
         soft_wrap=True,
     )
 

@@ -52,7 +52,8 @@ class RayWorkers(ExitStack):
         opened: Connection | LocalCluster = (
             Connection(cluster, "auto", research=True, variables=variables) if isinstance(cluster, str) else cluster
         )
-        self.address = self.enter_context(opened).address
+        self.enter_context(opened)
+        self.address = opened.address
         import ray  # reads variables that the connection has set
 
         # One function for all tasks: Ray starts other processes for another one.

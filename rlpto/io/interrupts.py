@@ -39,17 +39,6 @@ def interrupts_kept() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-@contextmanager
-def handler_kept() -> Iterator[None]:
-    """Restore the handler of Ctrl-C after the block, for libraries that leave a handler of their own."""
-    before = signal.getsignal(signal.SIGINT)  # None if it was not set in Python, and cannot be set again
-    try:
-        yield
-    finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
-
-
 class Interrupt:
     """Handler of Ctrl-C for a training: the first one asks it to stop cleanly, or ends it at once before it learns.
 

@@ -1,6 +1,5 @@
 """`rlpto train`, `export`, and what `evaluate` makes of agents."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pandas as pd
 import pytest
 
 from rlpto.agents.archive import CHECKPOINT, NOT_TRAINED
-from rlpto.experiments.parallel import read_space
+from rlpto.experiments.sweep import read_space
 from rlpto.io.archive import read_archive
 from rlpto.io.errors import ConfigError
 from rlpto.workloads.trace import make_trace, write_trace
@@ -133,7 +132,7 @@ def test_seeds_are_trained_side_by_side_as_each_alone_and_evaluated_together(rlp
     assert set(table["policy"]) == {"agent-0", "agent-1", "fifo", "lower bound"}
 
 
-@pytest.mark.slow  # two Ray clusters
+@pytest.mark.slow  # a Ray cluster
 def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, project: Path) -> None:
     pytest.importorskip("optuna")
     space = "agent.ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\nagent.loads: [null]\n"
@@ -145,12 +144,14 @@ def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, projec
     assert len(table) == 2
     assert table["reward"].is_monotonic_decreasing
     assert table["agent.ppo.learning_rate"].between(1e-4, 1e-2).all()
-    assert {path.name for path in Path("sweep/trials").iterdir()} == set(table["trial"])
-    assert all(steps(Path("sweep/trials") / trial) == 64 for trial in table["trial"])
-    shutil.rmtree(Path("sweep/trials") / table["trial"][0])
-    again = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--trials", 2, "--resume", *fast)
+    assert {path.name for path in Path("sweep/trials").iterdir()} == {"0", "1"}
+    assert all(steps(Path("sweep/trials") / str(trial)) == 64 for trial in table["trial"])
+    again = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--trials", 3, "--jobs", 1, "--resume", *fast)
     assert again.code == 0, again.err
-    pd.testing.assert_frame_equal(pd.read_csv("sweep/sweep.csv"), table)
+    longer = pd.read_csv("sweep/sweep.csv")
+    assert longer["reward"].is_monotonic_decreasing
+    pd.testing.assert_frame_equal(longer[longer["trial"] < 2].reset_index(drop=True), table)
+    assert longer["agent.ppo.learning_rate"].nunique() == 3
     rlpto("sweep", "exp.yaml", "--space", "space.yaml", *fast).assert_refused("holds a sweep", "--resume")
 
 
@@ -159,6 +160,10 @@ def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project
     rlpto("train", "--resume", "runs/none").assert_refused("runs/none", "config.resolved.yaml")
     rlpto("export", "runs/none", "-o", "x.safetensors").assert_refused("runs/none", "rlpto train")
     rlpto("evaluate", "--run", "runs/none").assert_refused("runs/none")
+    far = ("train", "exp.yaml", "--workers", "127.0.0.1:1")
+    rlpto(*far, "--jobs", 2).assert_refused("--jobs 2", "without --workers")
+    rlpto(*far, "--cluster", "ray").assert_refused("--workers", "--cluster sim")
+    rlpto(*far).assert_refused("no Ray cluster at 127.0.0.1:1")
     assert not (project / "runs").exists()
     rlpto("train", "exp.yaml", "-q", *FAST)
     rlpto("train", "exp.yaml").assert_refused("holds a training", "--resume runs/small", "--fresh")

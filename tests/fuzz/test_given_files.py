@@ -13,7 +13,7 @@ from rlpto.bench.submissions import verify
 from rlpto.bench.suite import FIFO_FILE
 from rlpto.core.jobs import Job
 from rlpto.experiments.config import load_config, resolved_yaml
-from rlpto.experiments.parallel import read_space
+from rlpto.experiments.sweep import read_space
 from rlpto.io.settings_text import described_yaml
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles

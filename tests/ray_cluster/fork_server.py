@@ -42,6 +42,8 @@ MODULES = (
     *("google.protobuf.json_format", "jsonschema", "msgpack", "requests", "yaml"),  # Ray's, which take half of its time
 )
 """What is imported before anything is forked."""
+MORE_MODULES = "RLPTO_FORK_MODULES"
+"""Variable with more of them."""
 GPUS = "/dev/nvidiactl", "/dev/kfd", "/dev/dxg"
 """Devices of a machine with GPUs for a torch that is built for CUDA or ROCm."""
 FORK_TIMEOUT_S, REQUEST_TIMEOUT_S = 60.0, 5.0
@@ -129,7 +131,7 @@ class ForkServer:
         if uses_gpus():
             sys.exit()
         gc.disable()  # it would look again and again among all that is imported, and find nothing
-        for module in MODULES:
+        for module in (*MODULES, *os.environ.get(MORE_MODULES, "").split()):
             import_module(module)
         gc.enable()
         gc.freeze()
