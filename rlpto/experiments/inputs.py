@@ -22,7 +22,7 @@ from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import run_cell
-from rlpto.experiments.on_host import Shared
+from rlpto.experiments.on_host import Stored
 from rlpto.experiments.run_folder import spec_files
 from rlpto.io.errors import ClusterError, ConfigError, RlptoError, refusals_as
 from rlpto.io.files import digest
@@ -112,13 +112,13 @@ def runner_for(
     workers: Workers, config: Config, run: Callable[[Config, Cell], RunRecord] = run_cell
 ) -> Callable[[Cell], RunRecord]:
     """Return the function that runs cells of a configuration by `run`, to be called by the workers."""
-    return partial(run, config) if workers.shares_files else partial(run_far, run, Shared(Inputs.of(config)))
+    return partial(run, config) if workers.shares_files else partial(run_far, run, Stored.of(Inputs.of(config)))
 
 
-def run_far(run: Callable[[Config, Cell], RunRecord], shared: Shared[Inputs], cell: Cell) -> RunRecord:
+def run_far(run: Callable[[Config, Cell], RunRecord], stored: Stored[Inputs], cell: Cell) -> RunRecord:
     """Run a cell by `run` on another host. In the record, policies have the labels that they have in the original
     configuration; in errors, files have their original paths."""
-    inputs = shared.value
+    inputs = stored.value
     config = inputs.here
     policy = config.policies[inputs.policies.index(cell.policy)]
     try:

@@ -1,13 +1,12 @@
-"""What processes of other hosts import first: versions that must agree, and values that each process fetches once.
-
-It imports no library that a host may lack.
-"""
+"""What processes of other hosts run: they check versions, and fetch each stored value once."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from rlpto.io.errors import ClusterError
 from rlpto.io.sources import FILES, LIBRARIES
@@ -16,22 +15,26 @@ Value = TypeVar("Value")
 VERSIONS = {"RLPTO": FILES, "processor": platform.machine(), **LIBRARIES}
 """What has to be the same on all hosts, since digits depend on it."""
 FETCHED = 8
-"""Number of shared values that a process keeps."""
+"""Number of stored values that a process keeps."""
 
 
-class Shared(Generic[Value]):
-    """A value that is sent to each process once, not with every task. Needs a connected cluster."""
+@dataclass(frozen=True)
+class Stored(Generic[Value]):
+    """A value in the store of the connected cluster. Each process fetches it once, not with every task."""
 
-    def __init__(self, value: Value) -> None:
+    reference: Any
+
+    @classmethod
+    def of(cls, value: Value) -> Stored[Value]:
+        """Store a value."""
         import ray
 
-        self._reference: Any = ray.put(value)
+        return cls(ray.put(value))
 
     @property
     def value(self) -> Value:
         """The value, on any host."""
-        found: Value = _fetched(self._reference)
-        return found
+        return cast(Value, _fetched(self.reference))
 
 
 @lru_cache(maxsize=FETCHED)
@@ -41,16 +44,12 @@ def _fetched(reference: Any) -> Any:
     return ray.get(reference)
 
 
-def call_there(function: Shared[Any], versions: dict[str, str], item: Any) -> Any:
-    """Call a function with an item on this host. versions: `VERSIONS` of the driver."""
-    check_versions(platform.node(), VERSIONS, versions)
-    return function.value(item)
-
-
-def check_versions(host: str, its: dict[str, str], wanted: dict[str, str] = VERSIONS) -> None:
-    """Raise ClusterError unless a host has these versions."""
-    other = [f"{name} {its.get(name)}, not {version}" for name, version in wanted.items() if its.get(name) != version]
+def call_there(function: Stored[Callable[[Any], Any]], versions: dict[str, str], item: Any) -> Any:
+    """Call a function with an item on this host. versions: `VERSIONS` of the driver. Raises ClusterError if this host
+    has others."""
+    other = [f"{name} {VERSIONS[name]}, not {its}" for name, its in versions.items() if VERSIONS[name] != its]
     if other:
         raise ClusterError(
-            f"host {host} has {', '.join(other)}: expected the same on all hosts, since digits depend on it"
+            f"host {platform.node()} has {', '.join(other)}: expected the same on all hosts, since digits depend on it"
         )
+    return function.value(item)

@@ -20,7 +20,7 @@ from rlpto.agents.settings import LAST
 from rlpto.agents.training_loop import TrainingResult
 from rlpto.experiments.config import Config
 from rlpto.experiments.inputs import Inputs
-from rlpto.experiments.on_host import Shared
+from rlpto.experiments.on_host import Stored
 from rlpto.experiments.run_folder import read_run_config
 from rlpto.experiments.training_runs import by_load, identity, train_folder, train_in
 from rlpto.io.cores import cores
@@ -76,7 +76,7 @@ class Part(NamedTuple):
     number: int
     folder: Path
     seconds: float
-    inputs: Shared[tuple[Inputs, Identity]] | None = None
+    inputs: Stored[tuple[Inputs, Identity]] | None = None
     checkpoint: bytes = b""
 
 
@@ -118,7 +118,7 @@ def _first(number: int, run: Path, workers: Workers, seconds: float) -> Part:
     if workers.shares_files:
         return Part(number, run.resolve(), seconds)
     config, last = read_run_config(run), run / LAST
-    inputs = Shared((Inputs.of(config), identity(config, by_load(config))))
+    inputs = Stored.of((Inputs.of(config), identity(config, by_load(config))))
     return Part(number, run.resolve(), seconds, inputs, last.read_bytes() if file_there(last) else b"")
 
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from rlpto.experiments.on_host import VERSIONS, Shared, call_there, check_versions
+from rlpto.experiments.on_host import VERSIONS, Stored, call_there
 from rlpto.io.errors import ClusterError, RlptoError
 from rlpto.io.terminal import say
 from rlpto.io.workers import Item, Result
 from rlpto.ray_cluster.controllers import alive_nodes
 from rlpto.ray_cluster.messages import reason_of
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.connection import Connection, imported_on
+from rlpto.ray_cluster.scheduler.connection import Connection
 
 AHEAD = 2
 """Most tasks in flight, for each that runs: no host waits for the next one, and results do not pile up."""
@@ -41,8 +41,8 @@ class RayWorkers(ExitStack):
 
     cluster: its address (auto, HOST:PORT or ray://HOST:PORT), or a cluster of this process, which shares its files.
     grace_s: time for tasks to end by themselves after Ctrl-C [s]; their results are still returned. Raises ConfigError
-    for an invalid address; ClusterError if no cluster answers, if its version of Ray or Python or its token differs, if
-    it has no CPUs, or if a host has other versions.
+    for an invalid address; ClusterError if no cluster answers, if its version of Ray or Python or its token differs, or
+    if it has no CPUs.
     """
 
     def __init__(self, cluster: str | LocalCluster, grace_s: float = 0.0) -> None:
@@ -59,19 +59,12 @@ class RayWorkers(ExitStack):
         # One function for all tasks: Ray starts other processes for another one.
         self._task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(call_there)
         self._looked, self._hosts, self._slots = 0.0, 0, 0
-        try:
-            self._look()
-            if not self._slots:
-                raise ClusterError(
-                    f"the Ray cluster at {self.address} has no CPUs: expected nodes with some (`ray start --num-cpus`)"
-                )
-            for host, found in imported_on(_with_cpus(), f"{check_versions.__module__}:VERSIONS"):
-                if isinstance(found, Exception):
-                    raise ClusterError(f"host {host} cannot run tasks of RLPTO: {reason_of(found)}")
-                check_versions(host, found)
-        except BaseException:
+        self._look()
+        if not self._slots:
             self.close()
-            raise
+            raise ClusterError(
+                f"the Ray cluster at {self.address} has no CPUs: expected nodes with some (`ray start --num-cpus`)"
+            )
 
     @property
     def slots(self) -> int:
@@ -88,7 +81,7 @@ class RayWorkers(ExitStack):
     def _look(self) -> None:
         if time.monotonic() < self._looked + LOOK_S:
             return
-        there = _with_cpus()
+        there = [node for node in alive_nodes() if node["Resources"].get("CPU")]
         self._slots = int(sum(node["Resources"]["CPU"] for node in there))
         self._hosts, self._looked = len({node["NodeManagerHostname"] for node in there}), time.monotonic()
 
@@ -103,12 +96,12 @@ class RayWorkers(ExitStack):
         import ray
         from ray.exceptions import RayError, RayTaskError
 
-        shared, begun = Shared(function), 0
+        stored, begun = Stored.of(function), 0
         pending: dict[Any, int] = {}
         try:
             while pending or begun < len(items):
                 while begun < len(items) and len(pending) < AHEAD * self.slots:
-                    pending[self._task.remote(shared, VERSIONS, items[begun])] = begun
+                    pending[self._task.remote(stored, VERSIONS, items[begun])] = begun
                     begun += 1
                 ray.wait(list(pending), num_returns=1, timeout=LOOK_S)
                 done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
@@ -127,6 +120,8 @@ class RayWorkers(ExitStack):
         except RayTaskError as error:
             if isinstance(error.cause, RlptoError):
                 raise error.cause from None
+            if isinstance(error.cause, ImportError):
+                raise ClusterError(f"a host of the Ray cluster at {self.address}: {reason_of(error)}") from error
             raise
         except RayError as error:
             raise ClusterError(
@@ -136,10 +131,6 @@ class RayWorkers(ExitStack):
         except ConnectionError as error:  # of Ray's client
             raise ClusterError(f"the Ray cluster at {self.address} is gone: {reason_of(error)}") from error
         finally:
-            for reference in pending:
-                ray.cancel(reference, force=True)
-
-
-def _with_cpus() -> list[dict[str, Any]]:
-    """Ray's entry for each node that is alive and has CPUs."""
-    return [node for node in alive_nodes() if node["Resources"].get("CPU")]
+            with suppress(ConnectionError):
+                for reference in pending:
+                    ray.cancel(reference, force=True)

@@ -18,7 +18,7 @@ from rlpto.agents.validation import WindowResult
 from rlpto.agents.window_training import Draws, LocalPlayer, perturbed
 from rlpto.experiments.config import Config
 from rlpto.experiments.inputs import Inputs
-from rlpto.experiments.on_host import Shared
+from rlpto.experiments.on_host import Stored
 from rlpto.experiments.ray_workers import AHEAD, RayWorkers
 from rlpto.experiments.training_runs import by_load, training_seed, training_windows, validation_setup
 from rlpto.io.arrays import FloatArray, IntArray
@@ -28,7 +28,7 @@ class FarPlayer:
     """Plays the windows of a training on workers; it is a `Player`. Every process prepares the windows once."""
 
     def __init__(self, workers: RayWorkers, config: Config) -> None:
-        self._workers, self._inputs = workers, Shared(Inputs.of(config))
+        self._workers, self._inputs = workers, Stored.of(Inputs.of(config))
 
     def play(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
         """See `Player.play`."""
@@ -49,7 +49,7 @@ class FarPlayer:
 
 
 def play_part(
-    inputs: Shared[Inputs], mean: FloatArray, random: Mapping[str, Any], windows: IntArray, part: tuple[int, int]
+    inputs: Stored[Inputs], mean: FloatArray, random: Mapping[str, Any], windows: IntArray, part: tuple[int, int]
 ) -> FloatArray:
     """Play a part of an update's pairs. part: number of the first pair, and of the first one behind it.
 
@@ -62,7 +62,7 @@ def play_part(
     return np.stack(_player(inputs.value.here).play(mine)).reshape(2, 2, last - first)
 
 
-def validate_one(inputs: Shared[Inputs], index_weights: FloatArray, window: int) -> tuple[float, WindowResult]:
+def validate_one(inputs: Stored[Inputs], index_weights: FloatArray, window: int) -> tuple[float, WindowResult]:
     """The loss of index weights [S] on one validation window, and the result."""
     losses, results = _player(inputs.value.here).validate(index_weights, [window])
     return float(losses[0]), results[0]

@@ -18,12 +18,20 @@ with extras():
     from ray import NodeID, _raylet
     from ray._private import grpc_utils, node, ray_constants, state, utils
     from ray._private.parameter import RayParams as RayParams
-    from ray.core.generated import autoscaler_pb2, gcs_service_pb2, gcs_service_pb2_grpc
+    from ray.core.generated import (
+        autoscaler_pb2,
+        gcs_service_pb2,
+        gcs_service_pb2_grpc,
+        ray_client_pb2,
+        ray_client_pb2_grpc,
+    )
     from ray.experimental import internal_kv
 
 Node = node.Node
 """A head or a node of a cluster, started by this process."""
 
+_client: Any = ray_client_pb2
+_client_stubs: Any = ray_client_pb2_grpc
 _library: Any = _raylet
 _constants: Any = ray_constants
 _grpc: Any = grpc_utils
@@ -72,15 +80,23 @@ def last_error(raylet: Any) -> str:
     return str(errors[-1]).strip() if errors else ""
 
 
-def takes_token(address: str, timeout: float) -> bool:
+def takes_token(address: str, timeout: float, *, client: bool = False) -> bool:
     """False if the cluster at `address` refuses this process's token, or asks for one while it has none.
 
-    Raises AuthenticationError if the token is missing.
+    client: whether it is the address of the server for Ray's client.
+    Raises AuthenticationError if the token is missing, ConnectionError if another server listens there.
     """
     with _grpc.init_grpc_channel(address) as channel:
         try:
-            _stubs.NodeInfoGcsServiceStub(channel).GetClusterId(_requests.GetClusterIdRequest(), timeout=timeout)
+            if client:
+                ping = _client.ClusterInfoRequest(type=_client.ClusterInfoType.PING)
+                _client_stubs.RayletDriverStub(channel).ClusterInfo(ping, timeout=timeout)
+            else:
+                _stubs.NodeInfoGcsServiceStub(channel).GetClusterId(_requests.GetClusterIdRequest(), timeout=timeout)
         except grpc.RpcError as error:  # Ray itself reports other errors
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                expected = "HOST:PORT of a head, or ray://HOST:PORT of its server for Ray's client"
+                raise ConnectionError(f"another server listens there, expected {expected}") from None
             return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)
     return True
 

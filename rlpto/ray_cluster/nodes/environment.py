@@ -42,6 +42,8 @@ VARIABLES: Mapping[str, str] = {
 
 CONTROL = "rlpto_control"
 """Ray resource of a node reserved for job controllers."""
+CLIENT = "ray://"
+"""Beginning of the address of a server for Ray's client, on the head."""
 LOOPBACK = "127.0.0.1"
 """Address of all nodes of a local cluster."""
 TOKEN_FILE = "token"
@@ -92,7 +94,7 @@ EXIT_WITHOUT_HEAD = 2
 
 def refuses(address: str, timeout: float) -> bool:
     """True if connections to an address (HOST:PORT) are refused; a slow answer, after `timeout` s, is no refusal."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout).close()
     except ConnectionRefusedError:
@@ -112,8 +114,8 @@ def watch_head(address: str, on_lost: Callable[[], None], left: threading.Event)
         refused = refused + 1 if refuses(address, HEAD_LOOK_S) else 0
         if refused >= HEAD_LOOKS and not left.is_set():
             print(
-                f"rlpto: the head of the Ray cluster at {address} is gone. If it is a durable one, start it again with "
-                "`rlpto cluster restart-head`, then this command: its jobs go on.",
+                f"rlpto: the head of the Ray cluster at {address} is gone. Start it again, with `rlpto cluster "
+                "restart-head` if it is a durable one, then this command: jobs go on, and finished cells are kept.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -139,7 +141,7 @@ def driver(
     context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     _on_sigterm(signal.default_int_handler)
     found, left = address, threading.Event()
-    if not address.startswith("ray://"):
+    if not address.startswith(CLIENT):
         found = str(context.address_info["gcs_address"])
     threading.Thread(target=watch_head, args=(found, on_lost, left), daemon=True).start()
     try:

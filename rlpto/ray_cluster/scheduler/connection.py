@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,7 @@ from rlpto.ray_cluster.nodes.environment import (
     AUTH_MODE,
     AUTH_TOKEN,
     AUTH_TOKEN_PATH,
+    CLIENT,
     LOOPBACK,
     driver,
     ray_environment,
@@ -39,15 +41,11 @@ from rlpto.ray_cluster.settings import ShipCode
 AUTO = "auto"
 """The cluster of `rlpto cluster up` if it runs, else of RAY_ADDRESS, else the one recorded by this user's `ray start`.
 Ray itself would also take another user's cluster whose processes it finds here, and wait for it."""
-CLIENT = "ray://"
-"""Beginning of the address of a server for Ray clients, on the head."""
 REACH_TIMEOUT_S = 5.0
 """Longest wait for any answer of a head."""
 IMPORT_TIMEOUT_S, PROBE_TIMEOUT_S = 120.0, 20.0
 """Longest waits, on an idle machine, for workers to import all training programs and for all nodes to report their
 version."""
-ANSWER_TIMEOUT_S = 1.0
-"""Longest wait for an answer that is there."""
 
 
 class Connection(ExitStack):
@@ -79,8 +77,8 @@ class Connection(ExitStack):
         if found is not None and address in {AUTO, found.address}:
             address, folder = found.address, found.folder
         elif address == AUTO:
-            address = _usual_address()
-        loopback = _reach(address)
+            address = _usual_address(research)
+        loopback = _reach(address, research)
         try:
             self.enter_context(ray_environment(folder, loopback=loopback))
             self.address = self._connect(address, "never" if folder and ship_code == "auto" else ship_code, on_lost)
@@ -98,11 +96,14 @@ class Connection(ExitStack):
             f"or the token itself in {AUTH_TOKEN}"
         )
         try:
-            taken = address.startswith(CLIENT) or takes_token(address, REACH_TIMEOUT_S)
+            asked = partial(
+                takes_token, address.removeprefix(CLIENT), REACH_TIMEOUT_S, client=address.startswith(CLIENT)
+            )
+            taken = asked()
             usual = Path.home() / ".ray" / "auth_token"
             if not (taken or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH)) and usual.is_file():
                 self.enter_context(ray_environment(more={AUTH_MODE: "token", AUTH_TOKEN_PATH: str(usual)}))
-                taken = takes_token(address, REACH_TIMEOUT_S)
+                taken = asked()
             if not taken:
                 raise ClusterError(refused)
             ships = ship_code == "always"
@@ -129,7 +130,11 @@ class Connection(ExitStack):
         return os.environ.get(AUTH_MODE, "").lower() == "token"
 
 
-def _usual_address() -> str:
+def _option(research: bool) -> str:
+    return "--workers" if research else "--address"
+
+
+def _usual_address(research: bool) -> str:
     """Address of the cluster that Ray's own commands would use for this user. Raises ClusterError if there is none."""
     from rlpto.ray_cluster.compat import noted_address_file
 
@@ -141,17 +146,19 @@ def _usual_address() -> str:
                 address = noted.read_text(encoding="utf-8").strip()
     if not address:
         raise ClusterError(
-            "no Ray cluster of yours on this machine; start one with `rlpto cluster up`, or give --address HOST:PORT"
+            "no Ray cluster of yours on this machine; start one with `rlpto cluster up`, or give "
+            f"{_option(research)} HOST:PORT"
         )
     return address
 
 
-def _reach(address: str) -> bool:
+def _reach(address: str, research: bool) -> bool:
     """Check within seconds whether a process listens, which takes Ray a minute. True if one listens on a loopback
     address of this machine, but not on the external one. Raises ConfigError for an invalid address."""
-    match = re.fullmatch(r"(\[?[\w.:-]+\]?):(\d{1,5})", address.removeprefix(CLIENT))
+    match = re.fullmatch(r"(\[?[\w.:-]+\]?):(\d{1,5})", address.removeprefix(CLIENT) if research else address)
     if match is None or not 0 < int(match[2]) < 65_536:
-        raise ConfigError(f"--address {address}: expected auto or HOST:PORT, such as 127.0.0.1:6379")
+        expected = f"auto, HOST:PORT or {CLIENT}HOST:PORT" if research else "auto or HOST:PORT"
+        raise ConfigError(f"{_option(research)} {address}: expected {expected}, such as 127.0.0.1:6379")
     host, port = match[1].strip("[]"), int(match[2])
     with refusals_as(ClusterError, f"no Ray cluster at {address}"):
         socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
@@ -170,7 +177,7 @@ def lacks_code() -> bool:
     """True if a node of the connected cluster cannot import this version of the package, or if no node has GPUs: the
     code of nodes that come later is unknown."""
     nodes = alive_nodes()
-    others = any(found != rlpto.__version__ for _, found in imported_on(nodes, "rlpto:__version__"))
+    others = _differs("rlpto:__version__", rlpto.__version__, nodes)
     return others or not any(node["Resources"].get("GPU") for node in nodes)
 
 
@@ -178,11 +185,11 @@ def lacks_sources() -> bool:
     """True if a node of the connected cluster cannot import the package with exactly these files."""
     from rlpto.io.sources import FILES  # reads the whole package
 
-    return any(found != FILES for _, found in imported_on(alive_nodes(), "rlpto.io.sources:FILES"))
+    return _differs("rlpto.io.sources:FILES", FILES, alive_nodes())
 
 
-def imported_on(nodes: Sequence[Mapping[str, Any]], name: str) -> list[tuple[str, Any]]:
-    """Host of every node, and there the value of a name (MODULE:NAME), or the exception why it cannot be imported."""
+def _differs(name: str, value: str, nodes: Sequence[Mapping[str, Any]]) -> bool:
+    """True if the value of a name (MODULE:NAME) differs on a node, or cannot be imported there."""
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -190,15 +197,10 @@ def imported_on(nodes: Sequence[Mapping[str, Any]], name: str) -> list[tuple[str
     look: Any = ray.remote(num_cpus=0, max_retries=1)(pkgutil.resolve_name)  # a function that every node has
     there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
     asked = [look.options(scheduling_strategy=node).remote(name) for node in there]
-    ray.wait(asked, num_returns=max(len(asked), 1), timeout=PROBE_TIMEOUT_S * load_factor())
-    found: list[tuple[str, Any]] = []
-    for node, answer in zip(nodes, asked, strict=True):
-        try:
-            value: Any = ray.get(answer, timeout=ANSWER_TIMEOUT_S)
-        except RayError as error:
-            value = error
-        found.append((node["NodeManagerHostname"], value))
-    return found
+    try:
+        return set(ray.get(asked, timeout=PROBE_TIMEOUT_S * load_factor())) != {value}
+    except RayError:
+        return True
 
 
 def check_training(specs: Sequence[JobSpec]) -> None:
