@@ -5,6 +5,7 @@ Ray has no public API for these without its dashboard. Importing this module imp
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from rlpto.io.extras import extras
 with extras():
     import grpc
     from ray import NodeID, _raylet
-    from ray._private import grpc_utils, node, ray_constants, state, utils
+    from ray._private import grpc_utils, node, ray_constants, ray_logging, state, utils
     from ray._private.parameter import RayParams as RayParams
     from ray.core.generated import (
         autoscaler_pb2,
@@ -36,6 +37,7 @@ _library: Any = _raylet
 _constants: Any = ray_constants
 _grpc: Any = grpc_utils
 _kv: Any = internal_kv
+_logging: Any = ray_logging
 _requests: Any = gcs_service_pb2
 _state: Any = state
 _stubs: Any = gcs_service_pb2_grpc
@@ -48,6 +50,9 @@ def reread_environment(external_address: str) -> None:
     _constants.ENABLE_RAY_CLUSTER = _constants.env_bool(external_address, not _constants.IS_WINDOWS_OR_OSX)
     _library.Config.initialize("")
     _library.AuthenticationTokenLoader.instance().reset_cache()
+    skipped = os.environ.get("RAY_DEDUP_LOGS_SKIP_REGEX")
+    for filter_ in (_logging.stdout_deduplicator, _logging.stderr_deduplicator):
+        filter_.skip_re = re.compile(skipped) if skipped else None
 
 
 def noted_address_file() -> Path:

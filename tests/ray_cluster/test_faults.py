@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ray._private import worker
 
 from rlpto.ray_cluster.messages import FaultTolerance, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
@@ -181,3 +182,11 @@ def test_workers_killed_again_and_again_cost_a_job_time_and_no_more(ray_cluster:
             after = job.until(lambda now, faults=faults: now.interruptions.recoveries == faults)  # type: ignore[misc]
             assert after.state == "running"
         assert job.steps(1).step > 20
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_rays_own_messages_about_nodes_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    """They go through this function of Ray; lines of ours take their place."""
+    message = {"lines": ["The node has been marked dead"], "pid": "raylet", "is_err": False}
+    worker.print_to_stdstream(message, ignore_prefix=False)
+    assert "marked dead" not in "".join(capfd.readouterr())
