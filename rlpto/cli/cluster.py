@@ -74,14 +74,17 @@ def _nodes(address: str) -> Table:
     """The nodes of the cluster that this process is connected to."""
     from rlpto.ray_cluster.compat import draining_nodes, free_resources
     from rlpto.ray_cluster.controllers import alive_nodes
+    from rlpto.ray_cluster.health import answering
     from rlpto.ray_cluster.scheduler.backend import NodeInfo
 
-    free, going = free_resources(), draining_nodes()
+    free, going, alive = free_resources(), draining_nodes(), alive_nodes()
+    answer = set(answering(alive))
     table = make_table("node", "address", "GPUs", "held", "CPUs", "GPU type", "goes", title=f"Ray cluster at {address}")
-    for node in map(NodeInfo.of, alive_nodes()):
+    for node in map(NodeInfo.of, alive):
         counts = (node.gpus, node.gpus - free.get(node.id, {}).get("GPU", 0), node.cpus)
         at = going.get(node.id)
         goes = "" if at is None else time_until_text(at / 1000) if at else "soon"
+        goes = goes if node.id in answer else "does not answer"
         labels = " ".join(label for label in (node.gpu if node.gpus else "", node.spot and "spot") if label)
         table.add_row(node.id[:12], node.address, *(f"{count:g}" for count in counts), labels, goes)
     return table

@@ -106,6 +106,16 @@ def takes_token(address: str, timeout: float, *, client: bool = False) -> bool:
     return True
 
 
+def channel_to(address: str) -> Any:
+    """Open a gRPC connection to a process of the cluster at `address` (HOST:PORT)."""
+    return _grpc.init_grpc_channel(address)
+
+
+def ask_health(channel: Any, timeout: float) -> Any:
+    """Ask a raylet for its health, as the head does. Returns gRPC's future, which fails after `timeout` s at most."""
+    return channel.unary_unary("/grpc.health.v1.Health/Check").future(b"", timeout=timeout)
+
+
 actor_states: Callable[[], dict[str, Any]] = _state.actors
 """The head's records of all actors, by id."""
 drivers: Callable[[], Sequence[dict[str, Any]]] = _state.jobs

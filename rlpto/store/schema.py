@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 19
+SCHEMA = 20
 """Version of the tables, in SQLite's `user_version`. Lower versions predate the first release and are refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
@@ -126,7 +126,7 @@ CREATE INDEX improvements_of_job ON improvements (job);
 CREATE TABLE nodes (
     id TEXT PRIMARY KEY, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, gpu_type TEXT NOT NULL DEFAULT '',
     jobs TEXT NOT NULL DEFAULT '{}', host TEXT NOT NULL DEFAULT '', leaves REAL,
-    spot INTEGER NOT NULL DEFAULT 0) STRICT;
+    silent REAL, spot INTEGER NOT NULL DEFAULT 0) STRICT;
 CREATE TABLE volume (
     at REAL PRIMARY KEY, seen REAL, forecast REAL, low REAL, high REAL) STRICT;
 

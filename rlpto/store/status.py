@@ -52,7 +52,8 @@ class ProvisioningStatus:
 @dataclass(frozen=True)
 class NodeRow(Row):
     """A node. jobs: GPUs that each job holds there now. host: name of its machine. leaves:
-    announced time when it leaves [s], or None. spot: its owner may take it away."""
+    announced time when it leaves [s], or None. silent: time of its last answer [s] while it does not answer, else None.
+    spot: its owner may take it away."""
 
     TABLE = "nodes"
 
@@ -63,6 +64,7 @@ class NodeRow(Row):
     jobs: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     leaves: float | None = None
+    silent: float | None = None
     spot: bool = False
 
 

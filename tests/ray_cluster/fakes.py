@@ -118,6 +118,9 @@ class FakeBackend:
     broken: set[str] = field(default_factory=set)
     drained: list[tuple[str, float]] = field(default_factory=list)
     announced: dict[str, float] = field(default_factory=dict)
+    silent: dict[str, float] = field(default_factory=dict)
+    cut_off: float = 0.0
+    join: str = "ray start --address head:6379"
     requested: list[int] = field(default_factory=list)
     shown: Callable[[list[NodeInfo]], list[NodeInfo]] | None = None
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
@@ -129,6 +132,7 @@ class FakeBackend:
         found = [
             NodeInfo(node, gpus, "", self.cpus.get(node, 0), self.gpu_types.get(node, "gpu"))
             for node, gpus in self.gpus.items()
+            if node not in self.silent
         ]
         return found if self.shown is None else self.shown(found)
 

@@ -31,6 +31,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_rules import Clock, SessionRules
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.store.curves import spans_between
+from rlpto.store.status import NodeRow, nodes
 from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
@@ -222,6 +223,66 @@ class TestFaults:
         assert "finished" in kinds
         assert (cluster.up_gpus, cluster.shape.capacity) == (1, 5)
 
+    def test_a_node_that_does_not_answer_gets_nothing_until_it_does(self, tmp_path: Path) -> None:
+        backend, said = FakeBackend(FakeTime(), {"m": 2, "n": 2}), list[str]()
+
+        with SessionDatabase(tmp_path / "state.sqlite", said.append) as database:
+
+            def row() -> NodeRow:
+                return next(row for row in nodes(database) if row.id == "n")
+
+            def fall_silent(cluster: RayCluster) -> None:
+                assert cluster.tracker.nodes_of("job0").count("n") == 2
+                backend.silent = {"n": 8.0}
+
+            def come_back(cluster: RayCluster) -> None:
+                (noticed,) = (event[0] for event in events_of(database) if event[1] == "node_down")
+                assert row().silent == pytest.approx(database.wall(noticed - 8.0))
+                assert (cluster.up_gpus, cluster.shape.capacity, row().alive) == (2, 4, False)
+                assert cluster.tracker.nodes_of("job0") == ("m", "m")
+                assert backend.controllers["job0"].holding == ("m", "m")
+                backend.silent = {}
+
+            def be_declared_dead(_: RayCluster) -> None:
+                backend.kill_node("n")
+                backend.silent = {}
+
+            acts = acting((12.0, fall_silent), (42.0, come_back), (52.0, fall_silent), (62.0, be_declared_dead))
+            play(make_cluster(backend, [elastic(0, epochs=20.0)], database, observers=[acts]))
+            assert (row().alive, row().silent) == (False, None)
+            found = [event for event in events_of(database) if event[3] == "n"]
+        again = f"answers again after {found[2][0] - found[1][0] + 8.0:.0f} s"
+        assert [event[1:2] + event[4:] for event in found] == [
+            ("node_up", 2, ""),
+            ("node_down", 2, "does not answer"),
+            ("node_up", 2, again),
+            ("node_down", 2, "does not answer"),
+            ("node_gone", None, ""),
+        ]
+        silent, gone = "its 2 GPUs count as down until it does", "if its machine runs, start Ray there again"
+        assert said == [
+            f"node n does not answer: {silent}",
+            f"node n {again}",
+            f"node n does not answer: {silent}",
+            f"node n is gone: {gone}: `ray start --address head:6379`",
+        ]
+
+    def test_jobs_keep_their_gpus_while_no_other_machine_answers(self, tmp_path: Path) -> None:
+        backend, said = FakeBackend(FakeTime(), {"m": 2, "n": 2}), list[str]()
+        acts = acting(
+            (4.0, lambda _: setattr(backend, "cut_off", 9.0)), (8.0, lambda _: setattr(backend, "cut_off", 0.0))
+        )
+        with SessionDatabase(tmp_path / "state.sqlite", said.append) as database:
+            record = play(make_cluster(backend, [elastic(0, epochs=8.0)], database, observers=[acts]))
+            kinds = [event[1] for event in events_of(database)]
+        assert [kind for kind in kinds if kind.startswith("node")] == ["node_up"] * 2 + ["nodes_silent", "nodes_answer"]
+        assert record.changes.gpus.tolist() == [4, 0]
+        assert said == [
+            "no other machine of the Ray cluster answers: the network of this one is likely down. Jobs keep their GPUs "
+            "until Ray declares nodes dead",
+            "other machines of the Ray cluster answer again after 9 s",
+        ]
+
     def test_without_any_node_for_long_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
         cluster = make_cluster(
@@ -345,6 +406,17 @@ def test_what_a_job_had_trained_further_than_it_is_counts_as_lost() -> None:
     assert hear(1.5, 14.0, 36.0) == (14.0, 0.0)
     assert hear(0.9, 9.0, 18.0) == (9.0, 18.0), "back to a checkpoint: 4 GPUs' work and some of 2"
     assert hear(1.1, 8.9, 17.8) == (8.9, 18.0), "another worker, which counts a little less, took over"
+
+
+def acting(*acts: tuple[float, Callable[[RayCluster], object]]) -> Callable[[RayCluster], None]:
+    """An observer that makes calls, each once it is late enough [s]."""
+    remaining = list(acts)
+
+    def act(cluster: RayCluster) -> None:
+        if remaining and cluster.time >= remaining[0][0]:
+            remaining.pop(0)[1](cluster)
+
+    return act
 
 
 class Interrupted:

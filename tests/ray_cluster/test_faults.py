@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +14,12 @@ import pytest
 import torch
 from ray._private import worker
 
+from rlpto.ray_cluster import health
+from rlpto.ray_cluster.controllers import alive_nodes
+from rlpto.ray_cluster.health import answering
 from rlpto.ray_cluster.messages import FaultTolerance, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.store.checkpoints import list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import LOG
 from rlpto.store.program_keys import SCRIPTS
@@ -182,6 +188,31 @@ def test_workers_killed_again_and_again_cost_a_job_time_and_no_more(ray_cluster:
             after = job.until(lambda now, faults=faults: now.interruptions.recoveries == faults)  # type: ignore[misc]
             assert after.state == "running"
         assert job.steps(1).step > 20
+
+
+def test_a_frozen_node_is_noticed_before_ray_declares_it_dead_and_when_it_is_back(
+    ray_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(health, "CHECK_INTERVAL_S", 0.1)
+    backend, frozen = RayBackend("s"), ray_cluster.node_ids[-1]
+
+    def up() -> set[str]:
+        time.sleep(0.01)
+        return {node.id for node in backend.nodes()}
+
+    assert frozen in up()
+    os.kill(ray_cluster.raylet_pid(frozen), FREEZE)
+    try:
+        while frozen in up():
+            pass
+        assert frozen in {node["NodeID"] for node in alive_nodes()}, "Ray has declared it dead"
+        assert set(answering(alive_nodes())) == {node["NodeID"] for node in alive_nodes()} - {frozen}
+    finally:
+        os.kill(ray_cluster.raylet_pid(frozen), signal.SIGCONT)
+    while frozen not in up():
+        pass
+    assert not backend.silent
 
 
 @pytest.mark.usefixtures("ray_cluster")

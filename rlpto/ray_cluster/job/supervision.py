@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from rlpto.ray_cluster.health import is_cut_off
 from rlpto.ray_cluster.job import worker_actors
 from rlpto.ray_cluster.job.worker_actors import Worker, WorkerLostError, result_of, settle
 from rlpto.ray_cluster.messages import JobSpec, Nodes
@@ -25,32 +26,42 @@ FAULT_GATHER_S = 0.5
 HEARTBEAT_INTERVAL_S = 0.5
 """Time between heartbeats asked of workers that are silent."""
 
+CUT_OFF_S = 60.0
+"""Time for which silent workers are not given up after no other machine has answered. By then Ray has declared the
+nodes dead, or all connections carry data again."""
+
 
 class FaultError(Exception):
     """A fault in the group. lost: workers that are gone or hang, with the reason. failures: exceptions of other
-    workers."""
+    workers. unreached: reasons of calls that the network has lost; their workers may be well."""
 
-    def __init__(self, lost: dict[Worker, str], failures: Iterable[Failure]) -> None:
-        self.lost, self.failures = lost, list(failures)
+    def __init__(self, lost: dict[Worker, str], failures: Iterable[Failure], unreached: Sequence[str] = ()) -> None:
+        self.lost, self.failures, self.unreached = lost, list(failures), unreached
         super().__init__(self.text)
 
     @property
+    def missed(self) -> list[str]:
+        """Reasons why workers did not answer."""
+        return [*self.lost.values(), *self.unreached]
+
+    @property
     def text(self) -> str:
-        """The reason why a worker is lost, else the first exception, as later ones only follow from it."""
-        if self.lost:
-            return next(iter(self.lost.values()))
+        """The reason why a worker did not answer, else the first exception, as later ones only follow from it."""
+        if self.missed:
+            return self.missed[0]
         return min(self.failures, key=lambda failure: failure.when).text
 
 
 async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: float, limit: float) -> list[Any]:
     """Wait for the results of one call to each worker.
 
-    heartbeat: time after which a silent worker is given up [s]. limit: time after which a responding worker without
-    progress is given up [s]. Raises FaultError if a worker is lost, hangs or raised.
+    heartbeat: time after which a silent worker is given up [s], unless no other machine answers. limit: time after
+    which a responding worker without progress is given up [s]. Raises FaultError if a worker is lost, hangs or raised.
     """
     tasks = [asyncio.ensure_future(result_of(call)) for call in calls]
     heartbeats: asyncio.Task[list[Any]] | None = None
-    pending, fault_at = set(tasks), float("inf")
+    apart: asyncio.Task[bool] | None = None
+    pending, fault_at, asked_at, patient_until = set(tasks), float("inf"), 0.0, 0.0
     hung: dict[Worker, str] = {}
     try:
         while pending and not hung and time.monotonic() - fault_at < FAULT_GATHER_S:
@@ -62,19 +73,31 @@ async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: fl
             if heartbeats is not None and heartbeats.done():
                 hung = hanging(workers, heartbeats.result(), limit)
                 heartbeats = None
+                if apart is not None and apart.done() and apart.exception() is None and apart.result():
+                    patient_until = time.monotonic() + CUT_OFF_S
+                apart = None
+                if time.monotonic() < patient_until:
+                    hung = {}  # they may still train; once Ray declares their nodes dead, the calls fail
+            elif heartbeats is not None and apart is None and time.monotonic() - asked_at > heartbeat / 2:
+                apart = asyncio.ensure_future(asyncio.to_thread(is_cut_off))
             if not done and heartbeats is None:
                 asked = (result_of(worker.handle.heartbeat.remote(), heartbeat) for worker in workers)
-                heartbeats = asyncio.ensure_future(settle(asked))
+                heartbeats, asked_at = asyncio.ensure_future(settle(asked)), time.monotonic()
     finally:
-        for task in [*pending, *([heartbeats] if heartbeats else [])]:
+        for task in filter(None, [*pending, heartbeats, apart]):
             task.cancel()
     ended = [(worker, task) for worker, task in zip(workers, tasks, strict=True) if task not in pending]
-    lost = {worker: str(task.exception()) for worker, task in ended if task.exception() is not None}
+    errors = {worker: task.exception() for worker, task in ended if task.exception() is not None}
+    lost = {worker: str(error) for worker, error in errors.items() if not _is_unreached(error)}
     results = [task.result() for _, task in ended if task.exception() is None]
     failures = [result for result in results if isinstance(result, Failure)]
-    if pending or lost or failures:
-        raise FaultError(lost | hung, failures)
+    if pending or errors or failures:
+        raise FaultError(lost | hung, failures, [str(error) for error in errors.values() if _is_unreached(error)])
     return results
+
+
+def _is_unreached(error: object) -> bool:
+    return isinstance(error, WorkerLostError) and error.unreached
 
 
 def hanging(
@@ -85,7 +108,7 @@ def hanging(
     pairs = list(zip(workers, heartbeats, strict=True))
     answers = [(worker, heartbeat) for worker, heartbeat in pairs if isinstance(heartbeat, WorkerHeartbeat)]
     if len(answers) < len(workers):
-        silent = [(worker, error) for worker, error in pairs if not isinstance(error, WorkerHeartbeat)]
+        silent = [(w, error) for w, error in pairs if not (isinstance(error, WorkerHeartbeat) or _is_unreached(error))]
         return {worker: f"the worker on node {worker.node[:8]} does not answer: {error}" for worker, error in silent}
     busy = [(worker, heartbeat) for worker, heartbeat in answers if heartbeat.busy]
     if not busy or any(heartbeat.stalled <= limit for _, heartbeat in busy):

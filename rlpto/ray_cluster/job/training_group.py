@@ -102,7 +102,7 @@ class TrainingGroup:
                 await self._ask(self._roster.training, "load", shared)
                 loaded = True
             except FaultError as fault:
-                if fault.lost or not all(failure.lasting for failure in fault.failures):
+                if fault.missed or not all(failure.lasting for failure in fault.failures):
                     raise
                 self.state = None
                 self._job_folder.refuse(fault.text)
@@ -193,10 +193,10 @@ class TrainingGroup:
         await settle(result_of(worker.handle.abort.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
         had_servers = bool(self._servers.handles)
         await self._servers.end_group()
-        died = bool(fault.lost) or (had_servers and not self._servers.handles)
+        died = bool(fault.missed) or (had_servers and not self._servers.handles)
         answers = await settle(result_of(worker.handle.recover.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
         well = {worker: said for worker, said in zip(doubtful, answers, strict=True) if isinstance(said, Position)}
-        raised = not fault.lost and not any(isinstance(said, BaseException) for said in answers)
+        raised = not fault.missed and not any(isinstance(said, BaseException) for said in answers)
         if self._servers.handles and self._job_folder.checkpoint is None:
             raised = True  # the servers' state is lost, and the only state to return to is the start
         for worker in members:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import ray
-from ray.exceptions import ActorUnschedulableError, RayError
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.ray_cluster.controllers import kill_at
@@ -27,11 +27,12 @@ WORKER_CALL_TIMEOUT_S = 2.0
 
 
 class WorkerLostError(Exception):
-    """A worker is gone, or does not answer. unplaced: it never started because its node is gone."""
+    """A worker is gone, or does not answer. unplaced: it never started because its node is gone. unreached: the network
+    has lost a call or its answer; the worker may be well."""
 
-    def __init__(self, message: str, unplaced: bool = False) -> None:
+    def __init__(self, message: str, unplaced: bool = False, unreached: bool = False) -> None:
         super().__init__(message)
-        self.unplaced = unplaced
+        self.unplaced, self.unreached = unplaced, unreached
 
 
 @dataclass(eq=False)
@@ -56,7 +57,8 @@ async def result_of(reference: Any, seconds: float | None = None) -> Any:
     except TimeoutError:
         raise WorkerLostError(f"no answer within {seconds:g} s") from None
     except RayError as gone:
-        raise WorkerLostError(reason_of(gone), isinstance(gone, ActorUnschedulableError)) from None
+        unplaced, unreached = (isinstance(gone, one) for one in (ActorUnschedulableError, ActorUnavailableError))
+        raise WorkerLostError(reason_of(gone), unplaced, unreached) from None
 
 
 async def settle(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,9 @@ from rlpto.ray_cluster.controllers import (
     is_alive,
     kill_controller,
 )
+from rlpto.ray_cluster.health import NodeHealth
 from rlpto.ray_cluster.messages import MARKET_LABEL, Command, JobReport, JobSpec, reason_of
+from rlpto.ray_cluster.nodes.environment import AUTH_MODE, LOOPBACK
 from rlpto.ray_cluster.scheduler.notices import watch_node
 
 
@@ -55,14 +58,19 @@ class NodeInfo:
 
 class Backend(Protocol):
     """Access to nodes and controllers: Ray, or a substitute in tests. announced: draining nodes at the last call of
-    `nodes`, by id, with the time they leave [s of `time.time`], or 0 if soon. shown: filter of the nodes that are
-    alive. Default: all count."""
+    `nodes`, by id, with the time they leave [s of `time.time`], or 0 if soon. silent, cut_off: as in `NodeHealth`.
+    join: command that joins another machine; empty if none can. shown: filter of the nodes that are alive. Default: all
+    count."""
 
     announced: Mapping[str, float]
+    silent: Mapping[str, float]
+    cut_off: float
+    join: str
     shown: Callable[[list[NodeInfo]], list[NodeInfo]] | None
 
     def nodes(self) -> list[NodeInfo]:
-        """Return the nodes with GPUs that are alive and not draining. Jobs leave a draining node before it is gone."""
+        """Return the nodes with GPUs that are alive, neither draining nor silent. Jobs leave a draining node before it
+        is gone."""
 
     def drain(self, node: str, seconds: float) -> str:
         """Announce that a node leaves in `seconds`. Returns the reason if this is refused, else an empty string."""
@@ -130,7 +138,11 @@ class RayBackend:
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S
     notice_file: str = ""
     announced: Mapping[str, float] = field(default_factory=dict)
+    silent: Mapping[str, float] = field(default_factory=dict)
+    cut_off: float = 0.0
+    join: str = ""
     shown: Callable[[list[NodeInfo]], list[NodeInfo]] | None = None
+    _health: NodeHealth = field(default_factory=NodeHealth)
     _handles: dict[str, Any] = field(default_factory=dict)
     _heard: set[str] = field(default_factory=set)
     _asked: dict[Any, _Call] = field(default_factory=dict)
@@ -141,11 +153,19 @@ class RayBackend:
     _calls: int = 0
 
     def nodes(self) -> list[NodeInfo]:
-        """Return the nodes with GPUs that are alive and not draining, in a stable order."""
+        """Return the nodes with GPUs that are alive, neither draining nor silent, in a stable order."""
+        import ray
+
         from rlpto.ray_cluster.compat import draining_nodes
 
+        alive, head = alive_nodes(), str(ray.get_runtime_context().gcs_address)
+        self._health.look(alive)
+        self.silent, self.cut_off = self._health.silent, self._health.cut_off
+        mode = os.environ.get(AUTH_MODE)
+        self.join = f"{f'{AUTH_MODE}={mode} ' if mode else ''}ray start --address {head}" * (LOOPBACK not in head)
         self.announced = {node: at / 1000 for node, at in draining_nodes().items()}
-        found = [NodeInfo.of(entry) for entry in alive_nodes() if entry["NodeID"] not in self.announced]
+        away = self.announced.keys() | self.silent.keys()
+        found = [NodeInfo.of(entry) for entry in alive if entry["NodeID"] not in away]
         found = sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
         found = found if self.shown is None else self.shown(found)
         for node in found if self.notice_file else ():

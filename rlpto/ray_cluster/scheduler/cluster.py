@@ -90,6 +90,7 @@ class RayCluster:
         self._requests = None if scale is None else GpuRequests(scale, backend.request)
         found = usable_nodes(backend.nodes(), tables.gpu_types)
         nodes = NodeInventory(database, possible)
+        nodes.join = backend.join if scale is None else ""
         self.wake_at, self._rents = np.inf, bool(possible)
         self._wants: Callable[[], float] | None = None
         whole = nodes.with_all(found)
@@ -330,11 +331,12 @@ class RayCluster:
         self._commands.send_due(self.time)
 
     def _look_at_nodes(self, alive: Sequence[NodeInfo]) -> None:
-        self._nodes.announced = self._backend.announced
+        self._nodes.announced, self._nodes.silent = self._backend.announced, self._backend.silent
         if dead := self._nodes.missing(alive):
             self.tracker.nodes_down(dead)
         if self._nodes.take_in(alive, self.time):
             self.tracker.changed = True
+        self._nodes.note_silence(self._backend.cut_off, self.time)
         if self.up_gpus or not self.active_jobs or self._rents:
             self._gpus_seen = self.time
         elif self.time - self._gpus_seen > self._rules.ray.without_gpus:

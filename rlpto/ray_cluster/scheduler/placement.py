@@ -35,13 +35,18 @@ class NodeInventory:
     """Nodes by id, initially none.
 
     claims: GPU claims of jobs on the nodes. shape: present nodes, draining ones last; capacity that was up before and
-    is now missing counts as down. announced: draining nodes, from `Backend.announced`. possible: all possible nodes, if
-    nodes are rented; missing ones are down.
+    is now missing counts as down. announced, silent: draining and silent nodes, from `Backend`. possible: all possible
+    nodes, if nodes are rented; missing ones are down. join: command that joins a machine again; empty if none
+    can.
     """
 
     def __init__(self, database: SessionDatabase, possible: Sequence[Node] = ()) -> None:
         self._database = database
         self.announced: Mapping[str, float] = {}
+        self.silent: Mapping[str, float] = {}
+        self.join, self._rents = "", bool(possible)
+        self._answered: dict[str, float] = {}  # time of the last answer of silent nodes
+        self._cut_off = 0.0
         self._going: tuple[str, ...] = ()
         self._known: dict[str, NodeInfo] = {}
         self.claims = GpuClaims()
@@ -78,7 +83,11 @@ class NodeInventory:
         for node in new:
             self._known[node.id] = node
             self.claims.add_node(node.id, node.gpus, node.cpus)
-            self._database.node_up(node, time)
+            answered = self._answered.pop(node.id, None)
+            again = "" if answered is None else f"answers again after {time - answered:.0f} s"
+            self._database.node_up(node, time, again)
+            if again:
+                self._say(node.id, again)
         if new:
             self._reshape()
         return bool(new)
@@ -87,15 +96,47 @@ class NodeInventory:
         """Remove nodes, and return the remaining plans of jobs that had workers or servers there."""
         for node in nodes:
             gpus = self._known[node].gpus if node in self._known else 0
+            if node in self.silent:
+                self._answered[node] = time - self.silent[node]
+                self._database.node_down(node, gpus, time, detail="does not answer", silent=self._answered[node])
+                self._say(node, f"does not answer: its {gpus} GPUs count as down until it does")
+                continue
             self._database.node_down(node, gpus, time, self.announced.get(node) or None)
+            if node in self._known and node not in self.announced and not self._rents:
+                self._say_gone(node)
         left = self.claims.remove_nodes(nodes)
         self._reshape()
         return left
 
+    def note_silence(self, cut_off: float, time: float) -> None:
+        """Record silent nodes that Ray has declared dead, and whether all other machines are silent. cut_off: as in
+        `Backend`."""
+        for node in self._answered.keys() - self.silent.keys() - self.announced.keys():
+            del self._answered[node]
+            self._database.node_gone(node, time)
+            self._say_gone(node)
+        if cut_off and not self._cut_off:
+            self._database.event(time, "nodes_silent", value=cut_off)
+            self._database.say(
+                "no other machine of the Ray cluster answers: the network of this one is likely down. Jobs keep their "
+                "GPUs until Ray declares nodes dead"
+            )
+        elif self._cut_off and not cut_off and self.claims.capacity:
+            self._database.event(time, "nodes_answer", value=self._cut_off)
+            self._database.say(f"other machines of the Ray cluster answer again after {self._cut_off:.0f} s")
+        self._cut_off = cut_off
+
+    def _say_gone(self, node: str) -> None:
+        self._say(node, "is gone" + f": if its machine runs, start Ray there again: `{self.join}`" * bool(self.join))
+
+    def _say(self, node: str, line: str) -> None:
+        place = self._known[node].host or self._known[node].address
+        self._database.say(f"node {node[:8]}{f' ({place})' * bool(place)} {line}")
+
     def note_lost(self, time: float) -> None:
         """Record nodes that were up under the previous scheduler and have gone since."""
         for node in nodes(self._database):
-            if node.alive and node.id not in self.claims.capacity:
+            if (node.alive or node.silent) and node.id not in self.claims.capacity:
                 self._database.node_down(node.id, node.gpus, time, self.announced.get(node.id) or None)
 
     def _reshape(self) -> None:

@@ -55,7 +55,7 @@ class SessionDatabase(Store):
     """The database of one session, opened for its scheduler. No other scheduler may write while it is open.
 
     path: database file, created if missing; the attribute `path` has symbolic links resolved. say: called with a line
-    when writes wait for a full disk, and when they continue. Times are seconds of the session.
+    when writes wait for a full disk, and when they continue, and about nodes. Times are seconds of the session.
 
     Raises ClusterError if another scheduler has it open, or if the file has another version, is damaged or is no such
     database.
@@ -72,7 +72,7 @@ class SessionDatabase(Store):
             opened.pop_all()
         self._began = self.number("began") or 0.0
         self._training: set[str] = set()
-        self.on_wait = say
+        self.say = self.on_wait = say
 
     @property
     def begun(self) -> bool:
@@ -273,7 +273,7 @@ class SessionDatabase(Store):
     def _show(self, job: str, at: float, body: Mapping[str, Any], time: float | None = None) -> None:
         """Add an event to the stream that users follow. A job's events are in order of time."""
         if not job:
-            kind = "nodes" if body.get("what") in ("node_up", "node_down") else "session"
+            kind = "nodes" if str(body.get("what")).startswith("node") else "session"
             add_event(self, kind, at, body=body, time=time)
             return
         owner = self.row("SELECT owner FROM jobs WHERE id = ?", (job,))
@@ -322,20 +322,37 @@ class SessionDatabase(Store):
                     insert(self, "spans", job=job, owner=row.owner, node=node, gpus=count, started=at)
         return row
 
-    def node_up(self, node: NodeInfo, time: float) -> None:
-        """Record a new node."""
+    def node_up(self, node: NodeInfo, time: float, detail: str = "") -> None:
+        """Record a new node, or one that answers again."""
         names = ("gpus", "gpu_type", "host", "spot")
+        known = ", ".join(("alive = 1, leaves = NULL, silent = NULL", *(f"{name} = excluded.{name}" for name in names)))
         self.write(
             f"INSERT INTO nodes (id, alive, {', '.join(names)}) VALUES (?, 1, ?, ?, ?, ?) ON CONFLICT (id) "
-            f"DO UPDATE SET alive = 1, leaves = NULL, {', '.join(f'{name} = excluded.{name}' for name in names)}",
+            f"DO UPDATE SET {known}",
             (node.id, node.gpus, node.gpu, node.host, node.spot),
         )
-        self.event(time, "node_up", node=node.id, value=node.gpus)
+        self.event(time, "node_up", node=node.id, value=node.gpus, detail=detail)
 
-    def node_down(self, node: str, gpus: int, time: float, leaves: float | None = None) -> None:
-        """Record that a node has gone or is draining. leaves: announced time [s]."""
-        self.write("UPDATE nodes SET alive = 0, jobs = '{}', leaves = coalesce(leaves, ?) WHERE id = ?", (leaves, node))
-        self.event(time, "node_down", node=node, value=gpus)
+    def node_down(
+        self,
+        node: str,
+        gpus: int,
+        time: float,
+        leaves: float | None = None,
+        silent: float | None = None,
+        detail: str = "",
+    ) -> None:
+        """Record that a node has gone, is draining, or is silent. leaves: announced time [s]. silent: time of the last
+        answer of a silent node."""
+        since = None if silent is None else self.wall(silent)
+        changed = "alive = 0, jobs = '{}', leaves = coalesce(leaves, ?), silent = ?"
+        self.write(f"UPDATE nodes SET {changed} WHERE id = ?", (leaves, since, node))
+        self.event(time, "node_down", node=node, value=gpus, detail=detail)
+
+    def node_gone(self, node: str, time: float) -> None:
+        """Record that Ray has declared a silent node dead."""
+        self.write("UPDATE nodes SET silent = NULL WHERE id = ?", (node,))
+        self.event(time, "node_gone", node=node)
 
     def close(self) -> None:
         """Write pending changes and release the lock."""

@@ -132,10 +132,11 @@ def test_nodes_show_what_labels_say_and_when_they_go(api: Api, monkeypatch: pyte
     assert (found["id"], round((found["leaves"] - time.time()) / 600)) == ("node-1", 1)
     assert api.audit() == [("olga", "node.drain", "node-1")]
     put(api.store, [status.NodeRow("node-9", 2, True, "h100", spot=True)])
+    put(api.store, [status.NodeRow("node-8", 2, False, silent=time.time())])
     labels = {node["id"]: node["spot"] for node in api("GET", "nodes").json()["nodes"]}
     assert (labels["node-9"], labels["node-0"]) == (True, False)
     shown = api("GET", "/parts/nodes").text
-    assert [shown.count(text) for text in ("leaves at", ">h100<", ">spot<")] == [1, 1, 1]
+    assert [shown.count(text) for text in ("leaves at", ">h100<", ">spot<", "does not answer")] == [1, 1, 1, 1]
     monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.1)
     problem(api("POST", "nodes/node-2/drain", "olga", **ask), 503, "no-scheduler")
     assert requests.open_requests(api.store) == [], "it is not announced later either"
