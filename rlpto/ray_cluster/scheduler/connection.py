@@ -92,8 +92,8 @@ class Connection(ExitStack):
         from rlpto.ray_cluster.compat import takes_token
 
         refused = (
-            f"the Ray cluster at {address} asks for its token: expected the file that holds it in {AUTH_TOKEN_PATH}, "
-            f"or the token itself in {AUTH_TOKEN}"
+            f"the Ray cluster at {address} asks for its token: expected the file that holds it at "
+            f"~/.ray/auth_token or in {AUTH_TOKEN_PATH}, or the token itself in {AUTH_TOKEN}"
         )
         try:
             asked = partial(
