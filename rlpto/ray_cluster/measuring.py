@@ -116,18 +116,14 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         """Move the workers, and wait until exactly one trains on each entry of `nodes`."""
         before, first = self.nodes, self.generation == 0
         since = self._created if first else time.monotonic()
-        rescales = 0 if first else self.report().interruptions.rescales
-        self.command(nodes)
+        paused = 0.0 if first else self.report().interruptions.rescale_seconds
+        step = self.command(nodes).step
         seconds = time.monotonic() - since
         new = (Counter(nodes) - Counter(before)).total()
         if not (before and nodes):
             return Change("start" if first else "restart", len(nodes), new, seconds)
-
-        def paused(report: JobReport) -> bool:
-            return len(report.interruptions.pauses) > 0 and report.interruptions.rescales > rescales
-
-        found = self.until(lambda now: now.ended or paused(now)).interruptions
-        pause = sum(found.pauses[-(found.rescales - rescales) :])
+        # The first steps of the new group end the pause.
+        pause = self.until(lambda now: now.ended or now.step > step).interruptions.rescale_seconds - paused
         more = len(nodes) - len(before)
         return Change("grow" if more > 0 else "shrink" if more < 0 else "move", len(nodes), new, seconds, pause)
 

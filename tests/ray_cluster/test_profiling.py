@@ -120,6 +120,7 @@ def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalC
     assert kinds == ["start", "start", "grow", "shrink", "restart"]
     assert all(change.seconds > 0 for change in measured.changes)
     assert [math.isnan(change.pause) for change in measured.changes] == [True, True, False, False, True]
+    assert measured.changes[2].pause != measured.changes[3].pause  # each has its own
     assert measured.complete
     assert measured.accuracy[-1][0] == 3.0
     assert 0 <= measured.untrained <= 1
