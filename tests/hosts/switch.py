@@ -43,7 +43,7 @@ class Switch:
         self._waiting: list[tuple[float, int, int, int, bytes]] = []
         """Delayed frames: when they are due, a serial number, the hosts they are from and to."""
         self._number, self._random = count(), random.Random(0)
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.SelectSelector()  # epoll would round delays up to whole milliseconds
         self._selector.register(control, selectors.EVENT_READ)
 
     def run(self) -> None:
