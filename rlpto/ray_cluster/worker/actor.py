@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 import ray
 import torch
-from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from rlpto.io.errors import RlptoError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.parameter_server import ParameterServerGroup
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk, Lines, PrintedLines, Trainer
-from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, use_interface_of
+from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, start_store, use_interface_of
 
 T = TypeVar("T")
 
@@ -145,11 +145,12 @@ class TrainWorker:
     def _prepare(self) -> Ready:
         if self._spec.device == "cpu" or not torch.cuda.is_available():  # workers share the cores of a machine
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        use_interface_of(str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
+        address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        use_interface_of(address)
         self._trainer = Trainer(self._spec)
         step, evaluation = self._trainer.warm_up()
         if self._spec.architecture == "all_reduce":
-            warm_group(self._trainer)
+            warm_group(self._trainer, start_store(address))
         return Ready(step, evaluation)
 
     def _join(self, place: GroupPlace, rank: int) -> None:
@@ -191,10 +192,11 @@ class TrainWorker:
             self._busy, self._moved = False, time.monotonic()
 
 
-def warm_group(trainer: Trainer) -> None:
-    """Form a group of one and train a step in it, which is undone, because the first group of a process is slow."""
+def warm_group(trainer: Trainer, store: TCPStore) -> None:
+    """Form a group of one and train a step in it, which is undone, because the first group of a process is slow. So is
+    its first TCPStore where no name server answers: torch looks up the host's name, and gives that up for good."""
     start = trainer.state()
-    group = AllReduceGroup(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0)
+    group = AllReduceGroup(trainer.network, trainer.optimizer, store, 0, 1, 60.0)
     group.wrap(trainer.leaves_out)
     trainer.join(group)
     trainer.step()
