@@ -14,6 +14,7 @@ from typing import Any
 import _common
 import numpy as np
 from _common import Check, Found
+from _ray_latency import latency
 
 from rlpto.core.cluster import Node
 from rlpto.ray_cluster.measuring import CommandedJob
@@ -128,7 +129,7 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-PARTS = {"pause": pause, "recovery": recovery}
+PARTS = {"pause": pause, "recovery": recovery, "latency": latency}
 
 if __name__ == "__main__":
     os.environ.setdefault(WORKER_PROGRAM, str(_common.ROOT / "tests" / "ray_cluster" / "fork_server.py"))

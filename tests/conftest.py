@@ -49,6 +49,7 @@ DEAR = ("frozen", "training", "all", "openapi", "browser", "months")
 """Files of the longest tests without a cluster, which start first, so that none of them is left for the end."""
 DEV_ONLY = (
     *("ray_cluster", "service", "elastic", "store/test_object_storage.py", "test_client.py"),
+    "hosts/test_large_model.py",
     *("cli/test_cluster.py", "cli/test_profile.py"),
 )
 """Files and folders that are left out where the libraries of `make dev` are missing."""

@@ -40,6 +40,29 @@ class Plain(Tiny):
         return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2))
 
 
+class Large(Plain):
+    """The same behind a frozen table of `megabytes` of weights, of which a step reads a few rows."""
+
+    def __init__(self, megabytes: int) -> None:
+        super().__init__()
+        self._rows = megabytes * 1_000_000 // 20
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(Table(self._rows), super().model())
+
+
+class Table(nn.Module):
+    """Adds a row of weights, chosen by the first column, to each sample of 5 columns."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(rows, 5).requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.rows((inputs[:, 0].abs() * 1000).long() % self.rows.num_embeddings)
+        return inputs + found
+
+
 class Held(Plain):
     """Pauses before every batch [s] as long as there is no file `until`."""
 
