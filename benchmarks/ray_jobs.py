@@ -1,4 +1,4 @@
-"""Real jobs on a local Ray cluster with logical GPUs: pauses and recovery."""
+"""Real jobs on a local Ray cluster with logical GPUs: pauses, recovery, and faults of hosts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import _common
@@ -129,7 +131,31 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-PARTS = {"pause": pause, "recovery": recovery, "latency": latency}
+# Hosts --------------------------------------------------------------------------------------------------------------
+
+
+def hosts(repeats: int) -> Found:  # noqa: ARG001 - a quarter of an hour: once
+    """Faults of hosts and of the network while a job has workers on two hosts, which are namespaces of this machine."""
+    from tests.hosts import spanning
+
+    with tempfile.TemporaryDirectory() as folder, spanning.cluster(Path(folder)) as ray:
+        job = spanning.Evaluation(ray)
+        return figures({name: partial(spanning.suffer, job, fault) for name, fault in spanning.FAULTS.items()})
+
+
+def figures(outcomes: Mapping[str, Callable[[], Any]]) -> Found:
+    """Figures of outcomes, one after the other; of what the terminal shows only the number of lines."""
+    found, farthest = dict[str, object](), 0.0
+    for name, outcome in outcomes.items():
+        values = vars(outcome())
+        farthest = max(farthest, values["distance"])
+        values |= {"said": len(values["said"])}
+        found[name] = {key: float(f"{one:.3g}") if isinstance(one, float) else one for key, one in values.items()}
+        _common.progress(f"{name}: {found[name]}")
+    return [Check("weights off one process", farthest, "", 1e-12, False)], found
+
+
+PARTS = {"pause": pause, "recovery": recovery, "hosts": hosts, "latency": latency}
 
 if __name__ == "__main__":
     os.environ.setdefault(WORKER_PROGRAM, str(_common.ROOT / "tests" / "ray_cluster" / "fork_server.py"))

@@ -43,13 +43,14 @@ CLUSTERS = (
         "pages_as_typed",
     ),
     ("schedulearn", "own_clusters", "commands", "first_job", "shipped_code", "autoscaling", "slurm", "pages_as_typed"),
+    ("spanning_jobs",),
 )
 """Files with cluster tests, without `test_`: those of one row run in one process, the rows side by side."""
 DEAR = ("frozen", "training", "all", "openapi", "browser", "months")
 """Files of the longest tests without a cluster, which start first, so that none of them is left for the end."""
 DEV_ONLY = (
     *("ray_cluster", "service", "elastic", "store/test_object_storage.py", "test_client.py"),
-    "hosts/test_large_model.py",
+    *("hosts/test_large_model.py", "hosts/test_spanning_jobs.py"),
     *("cli/test_cluster.py", "cli/test_profile.py"),
 )
 """Files and folders that are left out where the libraries of `make dev` are missing."""
@@ -87,7 +88,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def row_of(file: Path) -> int | None:
     """The row of CLUSTERS that a file is in."""
-    name = file.stem.removeprefix("test_") if file.parent.name in ("ray_cluster", "service", "tests") else ""
+    name = file.stem.removeprefix("test_") if file.parent.name in ("ray_cluster", "service", "hosts", "tests") else ""
     return next((row for row, names in enumerate(CLUSTERS) if name in names), None)
 
 

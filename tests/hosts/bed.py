@@ -93,9 +93,9 @@ class Host:
             raise subprocess.CalledProcessError(started.returncode, [*map(str, command)], out)
         return str(out)
 
-    def kill_all(self) -> None:
-        """Kill all processes of this host at once. The host stays up."""
-        self.run(["sh", "-c", "kill -9 -1 || true"])  # its own process is spared, and so is the first one
+    def processes(self) -> set[int]:
+        """Process ids on this machine of all processes of this host but its first one."""
+        return processes_in(self.namespaces) - {self._first.pid}
 
     def end(self) -> None:
         """End this host with all its processes."""
@@ -204,13 +204,13 @@ def processes_in(namespaces: set[str]) -> set[int]:
 
 
 def shifted(folder: Path, seconds: float) -> dict[str, str]:
-    """Environment of Python processes that read a clock `seconds` ahead of this machine's, with a file in `folder`.
+    """Variables of Python processes that read a clock `seconds` ahead of this machine's, with a file in `folder`.
 
     Clocks cannot differ between namespaces, so `time.time` is replaced at Python's start. Ray's compiled processes and
     the times of files keep the machine's clock, and so do all monotonic clocks.
     """
     (folder / "sitecustomize.py").write_text(SHIFT.format(seconds=seconds))
-    return {**os.environ, "PYTHONPATH": f"{folder}:{REPOSITORY}"}
+    return {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
 
 
 SHIFT = """

@@ -38,21 +38,24 @@ def system(call: str, *arguments: object) -> None:
 
 
 def mount_own(hosts: int, shared: list[Path]) -> None:
-    """Mount this host's /tmp, /dev/shm, /proc and /etc/hosts. `shared` folders stay visible where they are."""
+    """Mount this host's /tmp, /dev/shm, /proc, and names of hosts. `shared` folders stay visible where they are."""
     kept = [(path, os.open(path, os.O_PATH)) for path in shared]
     system("mount", "none", "/", None, RECURSIVE | PRIVATE, None)
-    for folder in ("/tmp", "/dev/shm"):
-        system("mount", "tmpfs", folder, "tmpfs", 0, "mode=1777")
-    for path, descriptor in kept:
-        if not path.exists():
-            path.mkdir(parents=True)
-            system("mount", f"/proc/self/fd/{descriptor}", path, None, BIND | RECURSIVE, None)
+    for own in ("/tmp", "/dev/shm"):
+        system("mount", "tmpfs", own, "tmpfs", 0, "mode=1777")
+    for folder, descriptor in kept:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            system("mount", f"/proc/self/fd/{descriptor}", folder, None, BIND | RECURSIVE, None)
         os.close(descriptor)
     names = [f"{address_of(host)} {name_of(host)}" for host in range(hosts)]
-    own = Path("/dev/shm/hosts")
-    own.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
-    system("mount", own, "/etc/hosts", None, BIND, None)
-    own.unlink()
+    # Name servers of this machine are out of reach, and each look-up would wait for them: here, they refuse at once.
+    texts = {"/etc/hosts": "\n".join(["127.0.0.1 localhost", *names, ""]), "/etc/resolv.conf": "nameserver 127.0.0.1\n"}
+    for path, text in texts.items():
+        file = Path("/dev/shm/file")
+        file.write_text(text)
+        system("mount", file, path, None, BIND, None)
+        file.unlink()
     system("mount", "proc", "/proc", "proc", 0, None)
 
 
