@@ -66,7 +66,7 @@ def entries_of(folders: Sequence[Path]) -> tuple[dict[str, list[Entry]], list[st
     folders: submissions, or folders with submissions. Raises ConfigError if a folder has none.
     """
     found: dict[str, list[Entry]] = {division: [] for division in HEADINGS}
-    left_out = []
+    left_out, names = [], set[str]()
     for path in [path for folder in folders for path in _submissions(folder)]:
         try:
             card = read_card(path)
@@ -74,9 +74,12 @@ def entries_of(folders: Sequence[Path]) -> tuple[dict[str, list[Entry]], list[st
         except RlptoError as error:
             left_out.append(str(error))
             continue
+        if card.name in names:
+            wrong = [*wrong, f"{path}: another submission has this name"]
         if wrong:
             left_out.append(f"{card.name}: not ranked: {'; '.join(wrong)}")
             continue
+        names.add(card.name)
         for division, entries in found.items():
             scores = Scores(rows, division)
             if scores.cases:

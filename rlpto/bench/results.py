@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,8 @@ MEASURED = "cpu_ms"
 """Milliseconds of CPU time per decision, the simulation included; differs from run to run."""
 _KEYS = ("case", "digest", "policy", "window")
 RESAMPLES = 2000
+ROUNDING = 1e-9
+"""Largest share by which rounding takes a mean JCT below its bound."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,9 @@ def read_rows(path: Path) -> list[Row]:
 
 def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], list[str]]:
     """The rows that are cells of these policies, and a line on every fault: unknown cases, digests, policies or
-    windows, and missing cells."""
-    known, windows = {case.id: case for case in cases()}, dict[str, list[str]]()
-    for row in read_rows(FIFO_FILE):
-        windows.setdefault(row.case, []).append(row.window)
+    windows, missing cells, and figures that no run can have."""
+    known, bounds = {case.id: case for case in cases()}, _bounds()
+    windows = {name: [window for case, window in bounds if case == name] for name in known}
     good, wrong = [], []
     for name in dict.fromkeys(row.case for row in rows):
         mine = [row for row in rows if row.case == name]
@@ -120,11 +121,38 @@ def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], li
             wrong.append(f"case {name}: digest {one_line(foreign)}, expected {known[name].digest}")
         else:
             good += [row for row in mine if row.place in wanted]
-        for what, places in (("is missing", wanted - have), ("is no cell of the card's policies", have - wanted)):
+        impossible = {row.place for row in mine if row.place in wanted and not _is_possible(row, bounds)}
+        faults = (
+            ("is missing", wanted - have),
+            ("is no cell of the card's policies", have - wanted),
+            ("has figures that no run can have", impossible),
+        )
+        for what, places in faults:
             if places and name in known:
                 more = f", and {len(places) - 1} more" if len(places) > 1 else ""
                 wrong.append(f"case {name}: {one_line(' · '.join(min(places)[1:]))} {what}{more}")
     return good, wrong
+
+
+def _bounds() -> dict[tuple[str, str], float]:
+    """Lower bound of the mean JCT [s] by case and window, from the suite's own file."""
+    return {(row.case, row.window): row.figures[FIGURES.index("bound")] for row in read_rows(FIFO_FILE)}
+
+
+def _is_possible(row: Row, bounds: Mapping[tuple[str, str], float]) -> bool:
+    """Whether the figures of a known cell are finite and positive where time and GPUs are, with a mean JCT of at least
+    the suite's bound, which is also the row's own."""
+    figures = dict(zip(FIGURES, row.figures, strict=True))
+    bound = bounds[row.case, row.window]
+    positive = min(figures[name] for name in ("p95", "rho", "gpu_hours"))
+    counts = min(figures["rescales"], figures["unfinished"], row.cpu_ms)
+    return bool(
+        np.isfinite([*row.figures, row.cpu_ms]).all()
+        and figures["bound"] == bound
+        and figures["jct"] >= bound * (1 - ROUNDING)
+        and positive > 0
+        and counts >= 0
+    )
 
 
 class Scores:
@@ -183,7 +211,7 @@ class Scores:
     @cached_property
     def _times(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
         """By case: mean JCT [policies, windows], mean JCT of fifo [windows], and the bound [windows]."""
-        fifo = {(row.case, row.window): row.figures[0] for row in read_rows(FIFO_FILE)}
+        fifo, bounds = {(row.case, row.window): row.figures[0] for row in read_rows(FIFO_FILE)}, _bounds()
         found = {}
         for case in self.cases:
             mine = [row for row in self._rows if row.case == case]
@@ -192,7 +220,7 @@ class Scores:
             at = {row.place: row for row in mine}
             table = [[at[case, policy, window] for window in windows] for policy in policies]
             jct = np.array([[row.figures[0] for row in line] for line in table])
-            bound = np.array([row.figures[FIGURES.index("bound")] for row in table[0]])
+            bound = np.array([bounds[case, window] for window in windows])
             found[case] = (jct, np.array([fifo[case, window] for window in windows]), bound)
         return found
 

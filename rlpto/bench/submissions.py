@@ -54,14 +54,19 @@ class Card(Settings):
     """Windows used to train or tune its weights. Test windows are not for tuning."""
     training_cpu_s: float = Field(0.0, ge=0)
     """CPU-seconds of all training and tuning."""
-    deterministic: bool = True
-    """Whether a repeated run gives the same results. If not, figures may differ by a hundredth."""
     code: str = ""
     """Digest of the files of a plug-in that made the results."""
     rlpto: str = __version__
     """Version of RLPTO that made the results."""
     suite: int = VERSION
     """Version of the suite."""
+
+    @field_validator("author", "about", "tuned_on")
+    @classmethod
+    def _plain(cls, text: str) -> str:
+        if set(text) & set("[]<>`|") or not text.isprintable():
+            raise ValueError("expected a line of plain text, without [ ] < > ` and |, which are Markdown")
+        return text
 
     @field_validator("policies")
     @classmethod
@@ -236,7 +241,7 @@ def verify(folder: Path, share: float = 0.05, seed: int | None = None, workers: 
                 mine = config.model_copy(update={"policies": (cell.policy,)})
                 runs[row.case, row.policy] = runner_for(workers, mine, _sealed), cell
             run_one, cell = runs[row.case, row.policy]
-            again.append(_Again(row, run_one, replace(cell, window=row.window), 0.0 if card.deterministic else 0.01))
+            again.append(_Again(row, run_one, replace(cell, window=row.window)))
         except RlptoError as error:
             yield f"{_where(row)}: {error}"
     said = dict(workers.run(_differs, again))
@@ -244,12 +249,11 @@ def verify(folder: Path, share: float = 0.05, seed: int | None = None, workers: 
 
 
 class _Again(NamedTuple):
-    """A row whose cell is run again; the tolerance is relative."""
+    """A row whose cell is run again."""
 
     row: Row
     run: Callable[[Cell], RunRecord]
     cell: Cell
-    tolerance: float
 
 
 def _where(row: Row) -> str:
@@ -267,7 +271,7 @@ def _differs(again: _Again) -> str:
         return f"{_where(row)}: {wrong}"
     except Exception as wrong:  # a policy may raise anything; the other cells are still checked
         return f"{_where(row)}: the policy raised {type(wrong).__name__}: {one_line(str(wrong))}"
-    if np.allclose(found, row.figures, rtol=again.tolerance, atol=0.0, equal_nan=True):
+    if found == row.figures:
         return ""
     return f"{_where(row)}: mean JCT {row.figures[0]!r} s and the rest, but running again gives {found[0]!r} s"
 

@@ -1,5 +1,6 @@
 """rlpto-bench: its cases are frozen, and submissions, here and in the repository, are what running them again gives."""
 
+import shutil
 import sys
 from dataclasses import replace
 from functools import cache
@@ -13,7 +14,7 @@ import pytest
 from rlpto.bench.dataset import record
 from rlpto.bench.leaderboard import entries_of, page
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
-from rlpto.bench.submissions import CARD, RESULTS, Card, run, verify
+from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, run, verify
 from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, case_env, cases, digests, find_case
 from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
@@ -203,6 +204,31 @@ def test_broken_results_are_refused_with_their_line(copied: Path) -> None:
     (copied / RESULTS).write_text("a,b\n")
     with pytest.raises(CheckpointError, match=":1: header a,b, expected case,digest"):
         list(verify(copied))
+
+
+@pytest.mark.parametrize(
+    ("figure", "value"),
+    [("bound", 1.0), ("jct", 1.0), ("p95", np.nan), ("gpu_hours", 0.0), ("rescales", -1.0), ("cpu_ms", -1.0)],
+)
+def test_figures_that_no_run_can_have_are_refused(copied: Path, figure: str, value: float) -> None:
+    first, *rest = read_rows(copied / RESULTS)
+    figures = dict(zip(FIGURES, first.figures, strict=True)) | {figure: value}
+    cpu_ms = figures.pop("cpu_ms", first.cpu_ms)
+    write_rows([replace(first, figures=tuple(figures.values()), cpu_ms=cpu_ms), *rest], copied / RESULTS)
+    assert [line for line in verify(copied, share=0.0) if f"{first.window} has figures that no run can have" in line]
+    assert "has figures that no run can have" in entries_of([copied])[1][0]
+
+
+def test_a_name_is_on_the_board_once_and_a_card_holds_no_markdown(submission: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(submission, tmp_path / name, ignore=shutil.ignore_patterns("cells"))
+    divisions, left_out = entries_of([tmp_path])
+    assert [entry.card.name for entry in divisions["exact"]] == ["mine"]
+    assert left_out == [f"mine: not ranked: {tmp_path / 'second'}: another submission has this name"]
+    card = tmp_path / "first" / CARD
+    card.write_text(card.read_text().replace("about: ''", "about: '![x](https://example.org/x.png)'"))
+    with pytest.raises(ConfigError, match=r"card.yaml.*about: expected a line of plain text"):
+        read_card(card.parent)
 
 
 @pytest.mark.slow
