@@ -218,18 +218,17 @@ def read_card(folder: Path) -> Card:
     return read_settings(folder / CARD, Card, "the card of a submission")
 
 
-def verify(folder: Path, share: float = 0.05, seed: int | None = None, workers: Workers = ONE_BY_ONE) -> Iterator[str]:
-    """Run a part of a submission again, and yield a line for each fault; none if it is correct.
+def verify(folder: Path, share: float = 1.0, seed: int | None = None, workers: Workers = ONE_BY_ONE) -> Iterator[str]:
+    """Run a submission again, and yield a line for each fault; none if it is correct.
 
-    share: share of the cells that are run again. seed: seed of their choice. Default: the digest of the results, which
-    nobody can choose. Raises ConfigError or CheckpointError if its files cannot be read.
+    share: share of the cells that are run again. seed: seed of their choice. Default: another choice in each call,
+    which a submitter cannot know. Raises ConfigError or CheckpointError if its files cannot be read.
     """
     card, rows = read_card(folder), read_rows(folder / RESULTS)
     if card.suite != VERSION:
         raise ConfigError(f"{folder / CARD}: suite {card.suite}, expected {VERSION}")
     good, wrong = checked(rows, card.policies)
     yield from wrong if rows else ["no results"]
-    seed = int(digest(folder / RESULTS)[:16], 16) if seed is None else seed
     count = min(math.ceil(share * len(good)), len(good))
     chosen = np.sort(np.random.default_rng(seed).choice(len(good), count, replace=False)) if good else ()
     runs, again = dict[tuple[str, str], tuple[Callable[[Cell], RunRecord], Cell]](), list[_Again]()

@@ -330,7 +330,7 @@ def few_jobs(rows: list[Row]) -> int:
 def test_a_submission_comes_out_the_same_again(name: str) -> None:
     rows = read_rows(SUBMISSIONS / name / RESULTS)
     wrong = list(verify(SUBMISSIONS / name, 1 / len(rows), few_jobs(rows)))
-    assert wrong == [], "one cell; `rlpto bench verify` takes one in twenty"
+    assert wrong == [], "one cell; `rlpto bench verify` takes all"
 
 
 def test_the_leaderboard_is_that_of_the_submissions() -> None:
