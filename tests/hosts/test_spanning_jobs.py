@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlpto.ray_cluster.nodes.processes import load_factor
+from rlpto.ray_cluster.scheduler.session_folder import read_table
+from rlpto.service.settings import DATABASE
 from tests.hosts.bed import Hosts, NoHostsError, shifted
 from tests.hosts.spanning import (
     FAULTS,
@@ -22,6 +26,8 @@ from tests.hosts.spanning import (
     cluster,
     suffer,
 )
+from tests.ray_cluster.test_real import wait_until
+from tests.service.served import write_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.usefixtures("allowed")]
 STEPS_OF_AN_EPOCH = 23
@@ -92,3 +98,28 @@ def test_a_clock_an_hour_ahead_on_one_host_changes_nothing(tmp_path: Path) -> No
         times = [one["at"] for name in ("events", "decisions") for one in job.table(name)]
         times += [row[name] for name in ("queued", "started", "ended", "changed")]
     assert began <= min(times) <= max(times) <= time.time()
+
+
+def test_a_job_of_the_service_finishes_although_a_host_is_cut_off(tmp_path: Path) -> None:
+    with cluster(tmp_path) as ray:
+        settings = write_settings(tmp_path, len(NODES), GPUS, scheduler={"address": ray.address}, on_stop="end")
+        served = ray.rlpto("serve", settings, "--port", "8000")
+        log = tmp_path / "said.log"
+        wait_until(lambda: "submit:" in log.read_text(), WAIT_S)
+        gpus = str(GPUS * len(NODES))
+        submit = ray.rlpto("submit", "-p", "tiny", "--gpus", gpus, "--min-gpus", "1", "--epochs", "150", "--wait")
+
+        def job() -> dict[str, Any]:
+            assert served.poll() is None, log.read_text()
+            columns, rows = read_table(tmp_path / "run" / DATABASE, "jobs")
+            return dict(zip(columns, rows[0], strict=True)) if rows else {"progress": 0.0, "gpus_held": 0}
+
+        wait_until(lambda: job()["progress"] > 10 and job()["gpus_held"] == len(NODES) * GPUS, WAIT_S)
+        ray.hosts.cut(NODES[1])
+        time.sleep(30)
+        assert job()["state"] == "running"
+        ray.hosts.heal(NODES[1])
+        assert submit.wait(WAIT_S * load_factor()) == 0, log.read_text()
+        assert (job()["state"], job()["step"]) == ("finished", 150 * 7)
+        served.send_signal(2)
+        served.wait(WAIT_S)
