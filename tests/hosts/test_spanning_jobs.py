@@ -76,7 +76,6 @@ def test_a_job_trains_on_after_a_host_was_away(outcome: Outcomes, name: str) -> 
     assert found.distance <= 1e-12
 
 
-@pytest.mark.xfail(strict=True, reason="GPUs of a silent host are given out until Ray declares the node dead")
 @pytest.mark.parametrize("name", ["cut for 30 s", "killed, there again after 90 s"])
 def test_nothing_new_goes_to_a_host_that_does_not_answer(outcome: Outcomes, name: str) -> None:
     assert outcome(name).planned == 0
