@@ -23,12 +23,9 @@ class Own(BasePolicy):
     class Options(Settings):
         until: str = ""
 
-    def reset(self, seed):
-        super().reset(seed)
+    def __call__(self, state):
         while self.options.until and not os.path.exists(self.options.until):
             time.sleep(0.1)
-
-    def __call__(self, state):
         return Allocation(getattr(state.jobs, FIELD) * 1)
 """
 
