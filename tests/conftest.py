@@ -40,6 +40,7 @@ CLUSTERS = (
         "profiling",
         "chaos",
         "trainings_on_ray",
+        "workers",
         "pages_as_typed",
     ),
     ("schedulearn", "own_clusters", "commands", "first_job", "shipped_code", "autoscaling", "slurm", "pages_as_typed"),
