@@ -132,7 +132,7 @@ def evaluate_all(
 ) -> Iterator[tuple[int, list[FinishedCell]]]:
     """Run the missing cells of evaluations with different folders side by side. Yields the number and all cells of each
     evaluation as soon as it is finished; raises as `evaluate` does."""
-    found = [_Begun(one) for one in evaluations]
+    found = [BegunEvaluation(one) for one in evaluations]
     items = [_Item(number, cell, begun.task) for number, begun in enumerate(found) for cell in begun.missing]
     total = sum(len(one.cells) for one in evaluations)
     try:
@@ -154,13 +154,13 @@ def evaluate_all(
         ) from None
 
 
-class _Begun:
+class BegunEvaluation:
     """An evaluation with its finished cells. missing: the others."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.cells, self.folder = evaluation.cells, evaluation.out / "cells"
         self.fingerprint = config_fingerprint(evaluation.config)
-        self.task = partial(_run, evaluation.run_cell, evaluation.weights)
+        self.task = partial(run_measured, evaluation.run_cell, evaluation.weights)
         read = {cell: _read_cell(self.folder, cell, self.fingerprint) for cell in self.cells}
         self.done = {cell: finished for cell, finished in read.items() if finished is not None}
         self.missing = dict.fromkeys(cell for cell in self.cells if cell not in self.done)
@@ -261,7 +261,7 @@ def _run_item(item: _Item) -> _Outcome:
     return item.task(item.cell)
 
 
-def _run(run_cell: Callable[[Cell], RunRecord], weights: RewardWeights | None, cell: Cell) -> _Outcome:
+def run_measured(run_cell: Callable[[Cell], RunRecord], weights: RewardWeights | None, cell: Cell) -> _Outcome:
     """Run one cell."""
     record = run_cell(cell)
     return _Outcome(measure(record), lower_bound(record, weights), zlib.compress(record_bytes(record), 1))

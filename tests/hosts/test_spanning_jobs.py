@@ -1,7 +1,9 @@
-"""Jobs whose workers are on two hosts, on a bed of three: what faults of hosts and of the network do to them."""
+"""Jobs whose workers are on two hosts, and cells of evaluations on several hosts, on a bed of three: what faults of
+hosts and of the network do to them."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from tests.hosts.spanning import (
     GPUS,
     HEAD,
     NODES,
+    RLPTO,
     WAIT_S,
     Evaluation,
     Outcome,
@@ -27,6 +30,7 @@ from tests.hosts.spanning import (
     suffer,
 )
 from tests.ray_cluster.test_real import wait_until
+from tests.ray_cluster.test_workers import timeless
 from tests.service.served import write_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.usefixtures("allowed")]
@@ -122,3 +126,27 @@ def test_a_job_of_the_service_finishes_although_a_host_is_cut_off(tmp_path: Path
         assert (job()["state"], job()["step"]) == ("finished", 150 * 7)
         served.send_signal(2)
         served.wait(WAIT_S)
+
+
+PROJECT = "from pathlib import Path; from tests.ray_cluster.experiments import write_project as w; w(Path('/tmp/p/p'))"
+
+
+def test_cells_have_their_digits_although_no_other_host_sees_their_files_and_one_is_cut_off(tmp_path: Path) -> None:
+    with cluster(tmp_path) as ray:
+        head, policies = ray.hosts[HEAD], f"--policies=fifo,index:weights=mine.yaml,own.py:Own:until={tmp_path}/go"
+        head.run([sys.executable, "-c", PROJECT], WAIT_S, env=ray.environment)
+
+        def evaluate(run: str, *more: str) -> subprocess.Popen[Any]:
+            command = [*RLPTO, "evaluate", "exp.yaml", policies, "-q", "--no-report", f"--run-dir={tmp_path / run}"]
+            return head.popen(["sh", "-c", 'cd /tmp/p/p && exec "$@"', "sh", *command, *more], env=ray.environment)
+
+        far = evaluate("far", f"--workers={ray.address}")
+        wait_until(
+            lambda: len(list((tmp_path / "far" / "cells").glob("*.json"))) == 4 or far.poll() is not None, WAIT_S
+        )
+        ray.hosts.cut(NODES[1])  # tasks of the policy that waits may be there; they are repeated
+        (tmp_path / "go").touch()
+        assert far.wait(WAIT_S * load_factor()) == 0
+        assert evaluate("here").wait(WAIT_S) == 0
+    assert len(timeless(tmp_path / "far")) == 8, "three policies and the lower bound on two windows"
+    assert timeless(tmp_path / "far") == timeless(tmp_path / "here")

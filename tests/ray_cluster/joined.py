@@ -42,7 +42,7 @@ def titled(pids: Iterable[int], title: str) -> set[int]:
 
 
 class Joined:
-    """A node, by default a head; its address, and the folder of its sockets and logs.
+    """A node, by default a head; its address, for Ray's client too, and the folder of its sockets and logs.
 
     python: of the node, and more variables of its processes. options: more of `ray start`.
     """
@@ -52,7 +52,7 @@ class Joined:
     ) -> None:
         self.folder = folder
         agents = free_ports(len(AGENTS))
-        self.address = f"127.0.0.1:{port}"
+        self.address, self.client = f"127.0.0.1:{port}", f"ray://127.0.0.1:{agents[-1]}"
         environment = {key: value for key, value in os.environ.items() if key not in WITHOUT}
         head = ("--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false")
         with Path(folder, "start.log").open("wb") as log:
