@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlpto.experiments.on_host import VERSIONS, Stored, call_there
 from rlpto.io.errors import ClusterError, RlptoError
@@ -18,8 +18,10 @@ from rlpto.io.terminal import say
 from rlpto.io.workers import Item, Result
 from rlpto.ray_cluster.controllers import alive_nodes
 from rlpto.ray_cluster.messages import reason_of
-from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.connection import Connection
+
+if TYPE_CHECKING:  # it imports Ray, which reads its variables then
+    from rlpto.ray_cluster.nodes.local import LocalCluster
 
 AHEAD = 2
 """Most tasks in flight, for each that runs: no host waits for the next one, and results do not pile up."""
@@ -47,7 +49,7 @@ class RayWorkers(ExitStack):
 
     def __init__(self, cluster: str | LocalCluster, grace_s: float = 0.0) -> None:
         super().__init__()
-        self.shares_files, self.grace_s = isinstance(cluster, LocalCluster), grace_s
+        self.shares_files, self.grace_s = not isinstance(cluster, str), grace_s
         variables = {name: os.environ.get(name, value) for name, value in DIGITS.items()}
         opened: Connection | LocalCluster = (
             Connection(cluster, "auto", research=True, variables=variables) if isinstance(cluster, str) else cluster
