@@ -60,7 +60,7 @@ class RayWorkers(ExitStack):
 
         # One function for all tasks: Ray starts other processes for another one.
         self._task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(call_there)
-        self._looked, self._hosts, self._slots = 0.0, 0, 0
+        self._looked, self._hosts, self._slots, self._nodes = 0.0, 0, 0, frozenset[str]()
         self._look()
         if not self._slots:
             self.close()
@@ -85,6 +85,7 @@ class RayWorkers(ExitStack):
             return
         there = [node for node in alive_nodes() if node["Resources"].get("CPU")]
         self._slots = int(sum(node["Resources"]["CPU"] for node in there))
+        self._nodes = frozenset(str(node["NodeID"]) for node in there)
         self._hosts, self._looked = len({node["NodeManagerHostname"] for node in there}), time.monotonic()
 
     def run(
@@ -94,21 +95,34 @@ class RayWorkers(ExitStack):
         on_begin: Callable[[Item], None] = lambda _: None,  # noqa: ARG002
     ) -> Iterator[tuple[int, Result]]:
         """See `Workers.run`. Tasks whose process or host dies are repeated. Raises ClusterError if one dies again and
-        again or if the head is gone, and an error of a host with other versions."""
+        again or if the head is gone, and an error of a host with other versions.
+
+        If a host is cut off, Ray repeats its tasks only when their connections time out, after minutes. Therefore all
+        tasks in flight are submitted again as soon as a host is gone, and the first result of each counts.
+        """
         import ray
         from ray.exceptions import RayError, RayTaskError
 
-        stored, begun = Stored.of(function), 0
+        stored, begun, nodes, waiting = Stored.of(function), 0, self._nodes, set[int]()
         pending: dict[Any, int] = {}
         try:
-            while pending or begun < len(items):
-                while begun < len(items) and len(pending) < AHEAD * self.slots:
-                    pending[self._task.remote(stored, VERSIONS, items[begun])] = begun
-                    begun += 1
+            while waiting or begun < len(items):
+                room = range(begun, min(len(items), begun + max(AHEAD * self.slots - len(waiting), 0)))
+                begun += len(room)
+                waiting |= {*room}
+                for position in [*room, *(waiting - {*room} if nodes - self._nodes else ())]:
+                    pending[self._task.remote(stored, VERSIONS, items[position])] = position
+                nodes = self._nodes
                 ray.wait(list(pending), num_returns=1, timeout=LOOK_S)
                 done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
                 for reference in done:
-                    yield pending.pop(reference), ray.get(reference)
+                    if (position := pending.pop(reference)) in waiting:
+                        waiting.remove(position)
+                        yield position, ray.get(reference)
+                if len(pending) > len(waiting):
+                    for reference in [one for one, position in pending.items() if position not in waiting]:
+                        del pending[reference]
+                        ray.cancel(reference, force=True)
         except KeyboardInterrupt:
             if self.grace_s and pending:
                 say("rlpto: stopping after these updates; Ctrl-C again stops at once", err=True)
@@ -116,8 +130,11 @@ class RayWorkers(ExitStack):
                     ray.cancel(reference, force=False)
                 done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=self.grace_s)
                 for reference in done:
-                    with suppress(RayError):  # of a task that had not begun
-                        yield pending.pop(reference), ray.get(reference)
+                    if (position := pending.pop(reference)) in waiting:
+                        with suppress(RayError):  # of a task that had not begun
+                            result = ray.get(reference)
+                            waiting.remove(position)
+                            yield position, result
             raise
         except RayTaskError as error:
             if isinstance(error.cause, RlptoError):

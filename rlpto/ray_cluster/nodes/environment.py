@@ -138,6 +138,7 @@ def driver(
 
     before = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
+    logging.getLogger("ray.util.client.logsclient").disabled = True  # of the server, whose errors are raised here too
     context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     _on_sigterm(signal.default_int_handler)
     found, left = address, threading.Event()
