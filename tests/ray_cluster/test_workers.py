@@ -164,7 +164,8 @@ def test_clusters_that_cannot_work_are_one_line(project: Path, tmp_path: Path) -
         (str(old), (), "is of another version"),
     ):
         with joined(0, python, variables={}, options=options) as cluster:
-            for address in (cluster.address, cluster.client):
+            # Without CPUs Ray's server for clients may fail to start one of its own.
+            for address in (cluster.address, *([] if options else [cluster.client])):
                 with start(project, "none", f"--workers={address}") as command:
                     said = command.communicate()[1]
                 assert (command.returncode, said.count("\n")) == (2, 1), said
