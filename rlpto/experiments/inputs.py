@@ -11,6 +11,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from glob import glob
@@ -70,8 +71,8 @@ class Inputs:
         for name, its in self.plugins.items():
             if _plugin(name) != its:
                 raise ClusterError(
-                    f"host {platform.node()} has not the plug-in of policy {name} that is installed where the command "
-                    "runs: expected the same package on all hosts"
+                    f"host {platform.node()} lacks the plug-in of policy {name}, or has another version of it: "
+                    "expected the same package on all hosts"
                 )
 
         def moved(text: str) -> str:
@@ -92,8 +93,8 @@ class Inputs:
         folder = parent / hashlib.sha256(self.files).hexdigest()[:16]
         with refusals_as(ClusterError, f"{parent}: cannot write the files of the configuration there"):
             parent.mkdir(mode=0o700, exist_ok=True)
-            if parent.stat().st_uid != os.getuid():
-                raise ClusterError(f"{parent}: expected a folder of this user")
+            if parent.is_symlink() or parent.stat().st_uid != os.getuid():  # others may write to the folder above
+                raise ClusterError(f"{parent}: expected a folder of this user, and no link")
             _remove_old(parent)
             if folder.is_dir():
                 os.utime(folder)
@@ -174,5 +175,6 @@ def _files_of(config: Config) -> Iterator[Path]:
 def _remove_old(parent: Path) -> None:
     """Remove unpacked files that no new process has used for long."""
     for folder in parent.iterdir():
-        if folder.stat().st_mtime < time.time() - LIFETIME_S:
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process has removed or renamed it
+            if folder.stat().st_mtime < time.time() - LIFETIME_S:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -83,7 +83,7 @@ def open_sweep(
         if not is_there(folder / STUDY) or not file_there(folder / SPACE):
             raise CheckpointError(f"{folder}: no sweep there, expected a folder that `rlpto sweep` has written")
         if read_text(folder / SPACE, "YAML", CheckpointError, LARGEST_YAML_BYTES) != text:
-            raise CheckpointError(f"{folder / SPACE}: another space; expected the one that the sweep began with")
+            raise CheckpointError(f"{folder / SPACE}: another space; expected the space of the sweep's first run")
         return wanted
     if is_there(folder / STUDY):
         raise CheckpointError(f"{folder}: holds a sweep; add --resume to go on, or use another --run-dir")
@@ -128,14 +128,14 @@ def run_sweep(
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / STUDY)))
     study = optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
     known, domains = study.get_trials(deepcopy=False), {key: _domain(values) for key, values in space.items()}
-    asked, told = len(known), sum(trial.state.is_finished() for trial in known)
+    asked, reported = len(known), sum(trial.state.is_finished() for trial in known)
     runs, ended = list[Path](), dict[int, float | None]()
 
     def end(number: int, reward: float | None, error: RlptoError | None = None) -> None:
         ended[number] = reward
         if error is not None:
             say(f"rlpto: trial {number} has failed: {error}", err=True)
-        on_progress(told + len(ended))
+        on_progress(reported + len(ended))
 
     def begin(number: int, chosen: Mapping[str, Any]) -> None:
         run = folder / TRIALS / str(number)
@@ -148,20 +148,20 @@ def run_sweep(
 
     def go_on() -> None:
         """Begin all trials that may begin, and tell results in the order of the trials."""
-        nonlocal asked, told
-        while asked < min(trials, told + at_once) or told in ended:
-            if asked < min(trials, told + at_once):
+        nonlocal asked, reported
+        while asked < min(trials, reported + at_once) or reported in ended:
+            if asked < min(trials, reported + at_once):
                 own_seed = int(np.random.SeedSequence([seed, asked]).generate_state(1)[0])  # as in a resumed sweep
                 study.sampler = optuna.samplers.TPESampler(seed=own_seed)
                 asked += 1
                 begin(asked - 1, study.ask(domains).params)
                 continue
-            reward = ended.pop(told)
-            study.tell(told, reward, optuna.trial.TrialState.FAIL if reward is None else None)
-            told += 1
+            reward = ended.pop(reported)
+            study.tell(reported, reward, optuna.trial.TrialState.FAIL if reward is None else None)
+            reported += 1
 
-    on_progress(told)
-    for trial in known[told:]:
+    on_progress(reported)
+    for trial in known[reported:]:
         begin(trial.number, trial.params)
     go_on()
     try:

@@ -1,7 +1,9 @@
 """Configurations that travel with their files: after the folder of origin is gone, they run to the same digits."""
 
+import os
 import pickle
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from rlpto.evaluation.metrics import measure
 from rlpto.experiments import inputs
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
-from rlpto.experiments.inputs import OWN, Inputs
+from rlpto.experiments.inputs import OWN, UNPACKED, Inputs
 from rlpto.io.errors import ClusterError
 from rlpto.io.paths import EXAMPLES, PROFILES
 from tests.plugins import SHOCKWAVE, install, policies_of
@@ -57,5 +59,17 @@ def test_a_host_without_the_same_plug_in_is_refused(tmp_path: Path, monkeypatch:
     install(policies_of(SHOCKWAVE), SHOCKWAVE, tmp_path / "site", monkeypatch)
     sent = Inputs.of(load_config(Path("exp.yaml"), ["policies=[fifo>60:themis]"]))
     assert sent.here.policies == ("fifo>60:themis",)
-    with pytest.raises(ClusterError, match="has not the plug-in of policy themis"):
+    with pytest.raises(ClusterError, match="lacks the plug-in of policy themis"):
         _ = replace(sent, plugins={"themis": "another"}).here
+
+
+def test_a_link_in_place_of_the_folder_for_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, shared = tmp_path / "mine", tmp_path / "tmp"
+    (mine / "old").mkdir(parents=True)
+    os.utime(mine / "old", (0, 0))
+    shared.mkdir()
+    (shared / f"{UNPACKED}-{os.getuid()}").symlink_to(mine)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    with pytest.raises(ClusterError, match="expected a folder of this user, and no link"):
+        _ = Inputs.of(load_config("quickstart")).folder
+    assert [path.name for path in mine.iterdir()] == ["old"], "nothing was written or removed there"
