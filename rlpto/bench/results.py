@@ -107,7 +107,7 @@ def read_rows(path: Path) -> list[Row]:
 def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], list[str]]:
     """The rows that are cells of these policies, and a line on every fault: unknown cases, digests, policies or
     windows, missing cells, and figures that no run can have."""
-    known, bounds = {case.id: case for case in cases()}, _bounds()
+    known, bounds = {case.id: case for case in cases()}, _of_fifo("bound")
     windows = {name: [window for case, window in bounds if case == name] for name in known}
     good, wrong = [], []
     for name in dict.fromkeys(row.case for row in rows):
@@ -134,9 +134,9 @@ def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], li
     return good, wrong
 
 
-def _bounds() -> dict[tuple[str, str], float]:
-    """Lower bound of the mean JCT [s] by case and window, from the suite's own file."""
-    return {(row.case, row.window): row.figures[FIGURES.index("bound")] for row in read_rows(FIFO_FILE)}
+def _of_fifo(figure: str) -> dict[tuple[str, str], float]:
+    """A figure of `fifo` by case and window, from the suite's own file."""
+    return {(row.case, row.window): row.figures[FIGURES.index(figure)] for row in read_rows(FIFO_FILE)}
 
 
 def _is_possible(row: Row, bounds: Mapping[tuple[str, str], float]) -> bool:
@@ -211,7 +211,7 @@ class Scores:
     @cached_property
     def _times(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
         """By case: mean JCT [policies, windows], mean JCT of fifo [windows], and the bound [windows]."""
-        fifo, bounds = {(row.case, row.window): row.figures[0] for row in read_rows(FIFO_FILE)}, _bounds()
+        fifo, bounds = _of_fifo("jct"), _of_fifo("bound")
         found = {}
         for case in self.cases:
             mine = [row for row in self._rows if row.case == case]

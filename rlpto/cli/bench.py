@@ -119,10 +119,10 @@ def verify(
     from rlpto.bench.submissions import verify as problems_of
     from rlpto.io.errors import ClusterError, RlptoError
 
-    wrong = 0
+    wrong, part = 0, "all" if share == 1 else f"{share:.1%} of the"
     with chosen_workers(workers, jobs) as place:
         for folder in folders:
-            _say(f"running {share:.3g} of the cells of {folder} again", quiet=False)
+            _say(f"running {part} cells of {folder} again", quiet=False)
             try:
                 found = list(problems_of(folder, share, workers=place))
             except ClusterError:
@@ -132,7 +132,7 @@ def verify(
             for line in found:
                 say(f"{folder}: {line}")
             if not found:
-                say(f"{folder}: verified" if share == 1 else f"{folder}: no fault in {share:.3g} of its cells")
+                say(f"{folder}: verified" if share == 1 else f"{folder}: no fault in {part} cells")
             wrong += bool(found)
     if wrong:
         raise ConfigError(f"{wrong} of {len(folders)} submissions are wrong")
