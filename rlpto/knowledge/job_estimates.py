@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,25 +38,46 @@ class NoiseSlopes:
 
     def __init__(self, prior: float, *, learn: bool) -> None:
         self._prior, self._learn = prior, learn
-        self._sums: dict[JobType, dict[int, FloatArray]] = {}
+        self._sums: dict[int, dict[int, FloatArray]] = {}
         self._noted: dict[int, int] = {}
-        self._slopes: dict[JobType, float] = {}
+        self._slopes: dict[int, float] = {}
 
-    def of(self, job_type: JobType) -> float:
-        """Return the exponent of a type."""
+    def of(self, job_type: int) -> float:
+        """Return the exponent of a type, given by its number."""
         return self._slopes.get(job_type, self._prior)
 
-    def learn(self, job_type: JobType, job: int, epoch: int, sqr: float, var: float, scale: float) -> None:
-        """Record gradient statistics of job number `job` at `scale` base batches; only the first of an epoch count."""
+    def learn(self, job_type: int, job: int, epoch: int, sqr: float, var: float, scale: float) -> bool:
+        """Record gradient statistics of job number `job` at `scale` base batches; only the first of an epoch count.
+
+        True if the exponent has changed.
+        """
         if not self._learn or self._noted.get(job) == epoch:
-            return
+            return False
         self._noted[job] = epoch
         x, y = np.log(scale), np.log(var / sqr)
         sums = self._sums.setdefault(job_type, {}).setdefault(epoch, np.zeros(5))
         sums += (1.0, x, y, x * x, x * y)
         count, x, y, xx, xy = np.array(list(self._sums[job_type].values())).T
         spread, common = (xx - x * x / count).sum(), (xy - x * y / count).sum()
+        before = self.of(job_type)
         self._slopes[job_type] = float((common + PRIOR_WEIGHT * self._prior) / (spread + PRIOR_WEIGHT))
+        return self._slopes[job_type] != before
+
+
+class Observed(NamedTuple):
+    """Observations of M jobs of T types that wait for no fit.
+
+    job_type: [M] number of each job's type. by_job, by_type: [M, 3], [T, 3] last observed `Statistics`; by_epoch:
+    [T, P, 3] the last of each epoch; zeros if there are none. group: [M] jobs of one group share fits, and version: [M]
+    changes of each group's fits and noise slope so far.
+    """
+
+    job_type: IntArray
+    by_job: FloatArray
+    by_type: FloatArray
+    by_epoch: FloatArray
+    group: IntArray
+    version: IntArray
 
 
 class JobEstimates:
@@ -78,6 +100,9 @@ class JobEstimates:
     ) -> None:
         self._store, self._source, self._rules, self._left = store, source, rules, left
         self._job_types, self._sizes = [job.type._replace(gpu_types=()) for job in jobs], model_tables
+        numbers = {job_type: number for number, job_type in enumerate(dict.fromkeys(self._job_types))}
+        self._number = [numbers[job_type] for job_type in self._job_types]
+        self._group = self._number if rules.shared else list(range(len(jobs)))
         self._gpu_types, self._gpu_type_of = model_tables.gpu_types, model_tables.gpu_type
         types, most = len(model_tables.types), model_tables.max_gpus
         unknown = replace(
@@ -92,15 +117,21 @@ class JobEstimates:
             written=np.zeros(types, dtype=np.int64),
         )
         self._types = JobTypes(unknown)
-        self._fits: dict[tuple[int | JobType, int], ThroughputFit] = {}
-        self._seen: dict[int, Statistics] = {}
+        self._fits: dict[tuple[int, int], ThroughputFit] = {}
+        self.observed = Observed(
+            np.array(self._number, dtype=np.int64),
+            np.zeros((len(jobs), 3)),
+            np.zeros((len(numbers), 3)),
+            np.zeros((len(numbers), model_tables.rates.shape[1], 3)),
+            np.array(self._group, dtype=np.int64),
+            np.zeros(len(jobs), dtype=np.int64),
+        )
+        self._followed = b""
         self._seeing_nothing: set[int] = set()
-        self._present: defaultdict[JobType, set[int]] = defaultdict(set)
+        self._present: defaultdict[int, set[int]] = defaultdict(set)
         self._written: dict[int, int] = {}
-        self._seen_by_type: dict[JobType, Statistics] = {}
-        self._seen_by_epoch: dict[JobType, FloatArray] = {}
         self._slopes = NoiseSlopes(rules.noise_slope, learn=rules.shared and rules.noise_slope > 0)
-        self._first_gpu_type: dict[int | JobType, int] = {}
+        self._first_gpu_type: dict[int, int] = {}
         self._projections: dict[tuple[str, int, int], float] = {}
         self._unseen: dict[int, float] = {}
         self._worth: dict[str, FloatArray] = {}
@@ -119,7 +150,7 @@ class JobEstimates:
 
     def fit_of(self, job: int, gpu_type: int = 0) -> ThroughputFit:
         """Return the fit of a job's throughput on a GPU type, given by its number."""
-        key = self._evidence_of(job), gpu_type
+        key = self._group[job], gpu_type
         if key not in self._fits:
             own = self.type_of(job)
             limits, exponent = self._source.limits(own.model, self._gpu_types[gpu_type]), METRICS[own.metric].exponent
@@ -132,84 +163,81 @@ class JobEstimates:
     def seen_by(self, job: int) -> tuple[float, float] | None:
         """Gradient statistics that the job (with shared fits, else any job of its type) observed last, converted to the
         base batch. None without observations."""
-        seen = self._seen.get(job, self._seen_by_type.get(self.type_of(job)) if self._rules.shared else None)
-        return None if seen is None else seen.at_base(self.slope_of(job))
+        seen = self.observed.by_job[job].tolist()
+        if seen[2] == 0 and self._rules.shared:
+            seen = self.observed.by_type[self._number[job]].tolist()
+        return None if seen[2] == 0 else Statistics(*seen).at_base(self.slope_of(job))
 
     def slope_of(self, job: int) -> float:
         """Exponent of the growth of a job's noise scale with the batch size."""
-        return self._slopes.of(self.type_of(job))
-
-    def _evidence_of(self, job: int) -> int | JobType:
-        """Return the job or job type whose steps a job's fit uses."""
-        return self.type_of(job) if self._rules.shared else job
+        return self._slopes.of(self._number[job])
 
     def _epoch_of(self, job: int) -> int:
         """Epoch of a job in policies' views, at most the last measured one."""
         last = int(self.tables.epochs[self._types.first[job]]) - 1
         return min(int(self._store.records["progress"][job]), last)
 
-    def follow(self, active: IntArray) -> list[int]:
+    def follow(self, active: IntArray) -> IntArray:
         """Add types for new active jobs, drop the types of finished jobs, and return the finished jobs."""
+        if (followed := active.tobytes()) == self._followed:
+            return active[:0]
+        self._followed = followed
         present, records = set(active.tolist()), self._store.records
         finished = [job for job in self._types.first if job not in present]
         for job in finished:
             records["estimated_type"][job] = records["type_index"][job]
             self._types.drop(job)
-            self._present[self.type_of(job)].discard(job)
+            self._present[self._number[job]].discard(job)
             self._unseen.pop(job, None)
             self._seeing_nothing.discard(job)
         for job in present - self._types.first.keys():
             self._types.add(job, records["type_index"][job])
-            self._present[self.type_of(job)].add(job)
-            if job not in self._seen:
+            self._present[self._number[job]].add(job)
+            if self.observed.by_job[job, 2] == 0:
                 self._seeing_nothing.add(job)
             if self._rules.shown:
                 self._write(job)
             self.show_gpu_type(job)
-        return finished
+        return np.array(finished, dtype=np.int64)
 
     def show_gpu_type(self, job: int) -> None:
         """Show a job on the GPU type of its true type."""
         records = self._store.records
         records["estimated_type"][job] = self._types.first[job] + self._gpu_type_of[records["type_index"][job]]
 
-    def learn(
-        self,
-        job: int,
-        gpu_type: int,
-        steps: Iterable[Step],
-        seen: Statistics,
-        epoch: int,
-        epochs: int,
-    ) -> None:
+    def learn(self, job: int, gpu_type: int, steps: Iterable[Step], seen: Statistics, epoch: int) -> None:
         """Record a job's observed steps on a GPU type, and its gradients.
 
-        seen: the last gradient statistics, observed in `epoch` of the `epochs` of its profile.
+        seen: the last gradient statistics, observed in `epoch`.
         """
-        fit, own, refitted = self.fit_of(job, gpu_type), self.type_of(job), False
+        fit, own, refitted, changed = self.fit_of(job, gpu_type), self._number[job], False, False
         for step in steps:
             refitted |= fit.observe(step)
         if refitted:
-            self._first_gpu_type.setdefault(self._evidence_of(job), gpu_type)
+            self._first_gpu_type.setdefault(self._group[job], gpu_type)
             fit.fit()
         if self._rules.shared and min(seen) > 0:
-            self._seen_by_epoch.setdefault(own, np.zeros((epochs, 3)))[epoch] = seen
-            self._slopes.learn(own, job, epoch, *seen)
-        if refitted or seen != self._seen.get(job):
+            self.observed.by_epoch[own, epoch] = seen
+            changed = self._slopes.learn(own, job, epoch, *seen)
+        if refitted or seen != tuple(self.observed.by_job[job].tolist()):
             self._stale.add(job)
-        self._seen[job] = self._seen_by_type[own] = seen
+        self.observed.by_job[job] = self.observed.by_type[own] = seen
+        self.observed.version[self._group[job]] += refitted or changed
         self._seeing_nothing.discard(job)
         if self._rules.shared:
             (self._stale if refitted else self._like).update(self._present[own])
 
-    def see_again(self, job: int, seen: Statistics, epoch: int) -> None:
+    def see_again(self, job: int, epoch: int) -> None:
         """Note that a job has observed the same steps and gradients in the same epoch again."""
-        own = self.type_of(job)
-        self._seen_by_type[own] = seen
-        if self._rules.shared:
-            if min(seen) > 0:
-                self._seen_by_epoch[own][epoch] = seen
-            if self._seeing_nothing:
+        seen, own = self.observed.by_job[job], self._number[job]
+        self.observed.by_type[own] = seen
+        if self._rules.shared and seen.min() > 0:
+            self.observed.by_epoch[own, epoch] = seen
+
+    def have_trained(self, jobs: IntArray) -> None:
+        """Note that jobs number [n] have trained: estimates of jobs of their types that never did may rest on them."""
+        if self._rules.shared and self._seeing_nothing:
+            for own in {self._number[job] for job in jobs.tolist()}:
                 self._like.update(self._present[own])
 
     def refresh(self) -> None:
@@ -242,25 +270,25 @@ class JobEstimates:
         assert tables.written is not None
         now = self._written[job] = self._epoch_of(job)
         self._basis[job] = seen, slope
-        fitted = [gpu_type for gpu_type in range(len(self._gpu_types)) if self.fit_of(job, gpu_type).params is not None]
+        fits = [self.fit_of(job, gpu_type) for gpu_type in range(len(self._gpu_types))]
+        fitted = [gpu_type for gpu_type, fit in enumerate(fits) if fit.params is not None]
         self._unseen.pop(job, None)
         hours = None if fitted else self._rules.unseen_hours
         if hours is not None:
             self._unseen[job] = float(self._left(np.array([job]))[0])
         epochs = range(tables.rates.shape[1]) if self._rules.ahead else range(now, now + 1)
         stages, scores_on = self._stages(job, (1.0, 0.0) if seen is None else seen), dict[int, list[Score]]()
-        for gpu_type in range(len(self._gpu_types)):
+        for gpu_type, fit in enumerate(fits):
             own, fit_on = self._types.first[job] + gpu_type, gpu_type
             if fitted and gpu_type not in fitted:
-                fit_on = self._first_gpu_type.get(self._evidence_of(job), fitted[0])
+                fit_on = self._first_gpu_type.get(self._group[job], fitted[0])
             if fit_on not in scores_on:
-                scores_on[fit_on] = [self.fit_of(job, fit_on).score(*expected, slope) for _, expected in stages]
+                scores_on[fit_on] = [fits[fit_on].score(*expected, slope) for _, expected in stages]
             scores = scores_on[fit_on]
             tables.written[own] += 1
-            tables.sizes_seen[own] = self.fit_of(job, gpu_type).sizes
+            tables.sizes_seen[own] = fit.sizes
             tables.speed_sigma[own, :, 1:] = scores[0].sigma
-            rows = tables.row[own, :, 1:].reshape(-1)
-            rates = tables.rates[rows[0] : rows[-1] + 1]
+            rates = tables.rates[tables.row[own, 0, 1] : tables.row[own, -1, -1] + 1]
             if hours is not None:
                 seconds = 3600.0 * hours * self._store.records["scale"][job]
                 rates[:, epochs.start : epochs.stop] = self._unseen[job] / seconds
@@ -284,12 +312,13 @@ class JobEstimates:
         The statistics that it observed last continue, in proportion to the observations of other jobs of its type in
         later epochs if these are shared, in STAGES parts of the remaining epochs.
         """
-        shared = self._rules.shared and self._rules.ahead
-        path = self._seen_by_epoch.get(self.type_of(job)) if shared else None
         stages = [(0, seen)]
-        if path is None:
+        if not (self._rules.shared and self._rules.ahead):
             return stages
-        known, slope = np.flatnonzero(path[:, 0] > 0), self.slope_of(job)
+        path, slope = self.observed.by_epoch[self._number[job]], self.slope_of(job)
+        known = np.flatnonzero(path[:, 0] > 0)
+        if not len(known):
+            return stages
 
         def seen_in(epoch: int) -> tuple[float, float]:
             return Statistics(*path[known[max(int(np.searchsorted(known, epoch, "right")) - 1, 0)]]).at_base(slope)

@@ -279,43 +279,33 @@ class SimulatedCluster:
     def _start_own_rows(self, index: IntArray) -> None:
         """Let jobs number `index` that have just got GPUs choose their batches, and set their speeds accordingly."""
         assert self._online is not None
-        rows = len(self.tables.rates)
+        records, rows = self.store.records, len(self.tables.rates)
+        holds, growing = records["gpus"][index] > 0, records["grow_left"][index] > 0
+        self._online.stop(index[~holds])
+        started = holds & (np.where(growing, records["next_row"][index], records["row"][index]) < rows)
         written: list[tuple[int, int, bool]] = []
-        for job in index.tolist():
-            record = self.store.records[job]
-            joining = bool(record["grow_left"] > 0)
-            if record["gpus"] == 0:
-                self._online.stop(job)
-            elif record["next_row" if joining else "row"] < rows:
-                spare = rows + ROWS_PER_JOB * job
-                spare += int(record["row"] == spare)
-                groups = group_sizes(self.nodes_of(job))
-                self._write_row(spare, self._online.start(job, groups, joining))
-                written.append((job, spare, joining))
-        self._take_rows(written)
+        for job, joining in zip(index[started].tolist(), growing[started].tolist(), strict=True):
+            spare = rows + ROWS_PER_JOB * job
+            spare += int(self.store.records["row"][job] == spare)
+            groups = group_sizes(self.nodes_of(job))
+            self._write_row(spare, self._online.start(job, groups, joining))
+            written.append((job, spare, joining))
+        if written:
+            jobs, own, waits = (np.array(column) for column in zip(*written, strict=True))
+            take_rows(self._world, 0, jobs, own, waits)
 
     def _learn(self) -> None:
         """Let running jobs learn from their observations, and update the tables that policies see."""
         if self._online is None:
             return
-        active = self._world.active[0, : self.active_jobs]
+        active, records = self._world.active[0, : self.active_jobs], self.store.records
         self._online.follow(active)
-        records = self.store.records
-        columns = [records[name][active].tolist() for name in ("gpus", "grow_left", "row", "progress")]
-        trained: list[tuple[int, int, bool]] = []
-        for job, gpus, grow_left, row, progress in zip(active.tolist(), *columns, strict=True):
-            if gpus and self._online.observe(job, progress, joined=grow_left == 0):
-                if (rates := self._online.speeds(job)) is not None:
-                    self._write_row(row, rates)
-                trained.append((job, row, False))
-        self._take_rows(trained)
+        trained, changed = self._online.observe(active)
+        for job, rates in changed:
+            self._write_row(int(records["row"][job]), rates)
+        if len(trained):
+            take_rows(self._world, 0, trained, records["row"][trained], np.zeros(len(trained), dtype=bool))
         self._online.estimates.refresh()
-
-    def _take_rows(self, written: list[tuple[int, int, bool]]) -> None:
-        """Let jobs train at rows that were written; (job, row, whether its newest workers are still joining)."""
-        if written:
-            jobs, rows, joining = (np.array(column) for column in zip(*written, strict=True))
-            take_rows(self._world, 0, jobs, rows, joining)
 
     def _write_row(self, row: int, rates: FloatArray) -> None:
         """Write a job's row of the speed tables: epochs per second in every epoch."""

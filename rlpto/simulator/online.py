@@ -13,10 +13,11 @@ import numpy as np
 
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import copy_rows, kernel
 from rlpto.knowledge.estimates import ChoiceRule, choose, follow_choices, powers
 from rlpto.knowledge.evidence import Statistics, Step
-from rlpto.knowledge.job_estimates import JobEstimates
+from rlpto.knowledge.job_estimates import JobEstimates, Observed
 from rlpto.knowledge.known import BatchCache, EstimateRules
 from rlpto.performance.efficiency import BatchPerformance
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
@@ -27,6 +28,22 @@ ROWS_PER_JOB = 2
 NOT_ESTIMATED = np.zeros(0)
 
 
+WATCHED = np.dtype(
+    [
+        ("progress", "f8"),
+        ("epochs", "i8"),
+        ("seen_in", "i8"),
+        ("chosen_in", "i8"),
+        ("version", "i8"),
+        ("joining", "i8"),
+    ],
+    align=True,
+)
+"""What shows whether a running job learns anything new: progress at its last observation and epochs of its tables; the
+epoch of that observation, or -1 if the next one is new; epoch and `Observed.version` at its last choice of a batch; and
+1 while new workers start."""
+
+
 @dataclass
 class _Running:
     """State of a running job: number of its GPU type, its placement and its performance there, [C] base batches of its
@@ -34,7 +51,7 @@ class _Running:
     observation.
 
     estimated, basis: inputs of the choices: [C] estimated samples per second; epoch, candidate and slope.
-    inputs: arguments with which the basis was found. noted: epoch, candidate and statistics of the last observation.
+    inputs: arguments with which the basis was found. noted: epoch and candidate of the last observation.
     """
 
     gpu_type: int
@@ -47,7 +64,7 @@ class _Running:
     estimated: FloatArray | None = None
     basis: tuple[int, int, float] | None = None
     inputs: tuple[int, int | None, float, tuple[float, float] | None] | None = None
-    noted: tuple[int, int, Statistics] | None = None
+    noted: tuple[int, int] | None = None
 
     @property
     def epoch(self) -> int:
@@ -90,11 +107,12 @@ class OnlineJobs:
         self._change_above = change_above
         self._running: dict[int, _Running] = {}
         self._joining: dict[int, _Running] = {}
+        self._watched = np.zeros(len(jobs), dtype=WATCHED)
+        self._trained = np.zeros(len(jobs), dtype=np.int64)
 
     def follow(self, active: IntArray) -> None:
         """Adapt to the jobs that have arrived or finished."""
-        for job in self.estimates.follow(active):
-            self.stop(job)
+        self.stop(self.estimates.follow(active))
 
     def start(self, job: int, placement: tuple[int, ...], joining: bool) -> FloatArray:
         """[P] `speeds` on a new placement, given as GPUs on each node. joining: the job trains there once its newest
@@ -110,25 +128,49 @@ class OnlineJobs:
         self._joining.pop(job, None)
         (self._joining if joining else self._running)[job] = running
         self._choose(job, running, None)
+        if joining:
+            self._watched["joining"][job] = 1
+        else:
+            self._watch(job, running)
         return running.rates
 
-    def speeds(self, job: int) -> FloatArray | None:
-        """[P] true epochs per second of the batches that a running job chooses from now on. None if unchanged."""
-        running = self._running[job]
-        changed = self._choose(job, running, int(running.choices[running.epoch]))
-        return running.rates if changed else None
+    def stop(self, jobs: IntArray) -> None:
+        """Forget the placements of jobs that have released their GPUs, or have none."""
+        for job in self._running.keys() & jobs.tolist():
+            del self._running[job]
+            self._joining.pop(job, None)
 
-    def stop(self, job: int) -> None:
-        """Forget the placement of a job that has released its GPUs."""
-        self._running.pop(job, None)
-        self._joining.pop(job, None)
+    def observe(self, active: IntArray) -> tuple[IntArray, list[tuple[int, FloatArray]]]:
+        """Let active jobs observe their steps and their noise, fit what is new, and choose their batches from now on.
 
-    def observe(self, job: int, progress: float, *, joined: bool) -> bool:
-        """True if a running job has trained since the last call. It observes its steps and their noise, and fits them
-        if they are new. progress: its epochs done. joined: its newest workers train.
+        Returns the jobs that have trained since the last call, and those whose speeds change, each with its [P] true
+        epochs per second.
         """
+        records, changed, at, trained = self._store.records, list[tuple[int, FloatArray]](), 0, 0
+        while True:
+            state = self._watched, self.estimates.observed, self._trained
+            at, trained = pass_by(records, active, at, *state, trained)
+            if at == len(active):
+                break
+            job = int(active[at])
+            if self._observe_one(job, float(records["progress"][job]), joined=records["grow_left"][job] == 0):
+                running = self._running[job]
+                if self._choose(job, running, int(running.choices[running.epoch])):
+                    changed.append((job, running.rates))
+                self._trained[trained] = job
+                trained += 1
+            self._watch(job, self._running[job])
+            at += 1
+        jobs = self._trained[:trained]
+        self.estimates.have_trained(jobs)
+        return jobs, changed
+
+    def _observe_one(self, job: int, progress: float, *, joined: bool) -> bool:
+        """True if a running job has trained since its last observation. joined: its newest workers train."""
         if joined and job in self._joining:
             self._running[job] = self._joining.pop(job)
+        else:
+            self._running[job].observed_progress = float(self._watched["progress"][job])
         running = self._running[job]
         if progress <= running.observed_progress:
             return False
@@ -136,18 +178,31 @@ class OnlineJobs:
         running.observed_progress = progress
         now, true = running.epoch, running.performance
         choice = int(running.choices[now])
-        if running.noted is not None and first == now and running.noted[:2] == (now, choice):
-            self.estimates.see_again(job, running.noted[2], now)
+        if first == now and running.noted == (now, choice):
+            self.estimates.see_again(job, now)
             return True
         steps = []
         for one in dict.fromkeys(running.choices[first : now + 1].tolist()):
             size = len(running.placement), true.batches.gpus, int(true.batches.taken[one])
             steps.append(Step(*size, float(true.step[one]), float(true.sync[one])))
         gradients = float(true.grad_sqr[choice, now]), float(true.grad_var[choice, now])
+        running.noted = now, choice
         seen = Statistics(*gradients, float(running.scales[choice]))
-        running.noted = now, choice, seen
-        self.estimates.learn(job, running.gpu_type, steps, seen, now, len(running.choices))
+        self.estimates.learn(job, running.gpu_type, steps, seen, now)
         return True
+
+    def _watch(self, job: int, running: _Running) -> None:
+        """Note from which state on a job learns something new."""
+        noted, observed = running.noted, self.estimates.observed
+        assert running.inputs is not None
+        self._watched[job] = (
+            running.observed_progress,
+            len(running.choices),
+            noted[0] if noted is not None and int(running.choices[noted[0]]) == noted[1] else -1,
+            running.inputs[0],
+            observed.version[observed.group[job]],
+            job in self._joining,
+        )
 
     def _choose(self, job: int, running: _Running, held: int | None) -> bool:
         """Choose the batches from now on; False if none of the inputs has changed.
@@ -177,3 +232,35 @@ class OnlineJobs:
         truth = (true.grad_sqr, true.grad_var, true.rates)
         follow_choices(estimated, scales, *truth, epoch, first, rule, running.rates, running.choices)
         return True
+
+
+@kernel()
+def pass_by(
+    jobs: AnyArray, active: IntArray, start: int, watched: AnyArray, observed: Observed, trained: IntArray, count: int
+) -> tuple[int, int]:
+    """Let the active jobs from number `start` on observe the same as before, up to the first that learns something new.
+
+    jobs: [M] JOB. watched: [M] WATCHED. trained: the first `count` entries are jobs that have trained; more follow.
+    Returns where in `active` the first job is that learns something, or its length, and the new `count`.
+    """
+    for at in range(start, len(active)):
+        j = active[at]
+        job, was = jobs[j], watched[j]
+        if job.gpus == 0:
+            continue
+        if was.joining == 1 and job.grow_left == 0.0:
+            return at, count
+        if job.progress <= was.progress:
+            continue
+        last, seen, own = was.epochs - 1, observed.by_job[j], observed.job_type[j]
+        now = max(min(int(np.ceil(job.progress)), was.epochs) - 1, 0)
+        new = now != was.seen_in or min(int(was.progress), last) != now or min(int(job.progress), last) != was.chosen_in
+        if new or observed.version[observed.group[j]] != was.version:
+            return at, count
+        was.progress = job.progress
+        copy_rows(observed.by_type[own], seen)
+        if seen[0] > 0.0 and seen[1] > 0.0:
+            copy_rows(observed.by_epoch[own, now], seen)
+        trained[count] = j
+        count += 1
+    return len(active), count
