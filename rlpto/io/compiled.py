@@ -74,10 +74,11 @@ def _same_options(one: Any, other: Any) -> bool:
     """Compare options of compilation. numba looks each up as an attribute, which took a sixth of the compile time."""
     if type(one) is not type(other):
         return False
-    if one._values == other._values:
-        return True
-    names = one._values.keys() | other._values.keys()
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+    ours, theirs = one._values, other._values
+    return ours == theirs or (
+        all(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
+        and all(getattr(one, name) == getattr(other, name) for name in ours.keys() ^ theirs.keys())
+    )
 
 
 TargetConfig.__eq__ = _same_options  # type: ignore[method-assign]

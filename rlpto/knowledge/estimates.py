@@ -133,7 +133,7 @@ class ThroughputFit:
         speed, sigma = self._table
         if self._growth is None or self._growth[0] != slope:
             self._growth = slope, self._scales**slope
-        score = Score(np.zeros(speed.shape[:2]), np.zeros(speed.shape[:2]))
+        score = Score(np.empty(speed.shape[:2]), np.empty(speed.shape[:2]))
         alone = fill_score(speed, sigma, self._scales, self._growth[1], sqr, var, self.exponent, score)
         if self.exponent != 1:
             goodput = speed[0, 0, alone] * efficiency_seen(sqr, var, self._scales[0, alone], slope)

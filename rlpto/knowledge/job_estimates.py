@@ -296,8 +296,12 @@ class JobEstimates:
             samples, factor = self._samples_of(job), self._projection(job, fit_on, gpu_type)
             for (first, _), score in zip(stages, scores, strict=True):
                 later = range(max(first, epochs.start), epochs.stop)
-                each = samples[np.minimum(np.arange(later.start, later.stop), len(samples) - 1)]
-                rates[:, later.start : later.stop] = (score.best * factor).reshape(-1, 1) / each
+                best = (score.best * factor).reshape(-1, 1)
+                if len(later) == 1:
+                    rates[:, later.start : later.stop] = best / samples[min(later.start, len(samples) - 1)]
+                else:
+                    each = samples[np.minimum(np.arange(later.start, later.stop), len(samples) - 1)]
+                    rates[:, later.start : later.stop] = best / each
 
     def _samples_of(self, job: int) -> FloatArray:
         """[E] samples at the base batch that each epoch of a job's model takes."""

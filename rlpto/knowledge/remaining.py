@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -85,36 +85,48 @@ class RemainingWork:
         """[n] remaining epochs learnt from finished jobs; NaN where there are none, or nothing is learnt."""
         left = np.full(len(index), np.nan)
         if self._how in ("learnt", "learnt_or_curve"):
-            fill_learnt(self._store.records, self._pooled, index, np.empty((len(index), 4)), left)
+            fill_learnt(self._store.records, self._pooled, index, left)
         return left
 
 
 @kernel()
-def fill_learnt(jobs: AnyArray, pooled: IntArray, index: IntArray, sums: FloatArray, left: FloatArray) -> None:
+def fill_learnt(jobs: AnyArray, pooled: IntArray, index: IntArray, left: FloatArray) -> None:
     """Fill left [n] with the remaining epochs of jobs number index [n] learnt from finished jobs, where there are some.
 
-    jobs: [M] JOB. pooled: [T] `SpeedTables.pooled`. sums: [n, 4] memory. The mean is over finished jobs of the same
-    type and user that were longer than the job's progress; without any, over such jobs of all users.
+    jobs: [M] JOB. pooled: [T] `SpeedTables.pooled`.
     """
-    sums[: len(index)] = 0.0
+    for i in range(len(index)):
+        job = jobs[index[i]]
+        epochs, _, _ = learnt_epochs(jobs, pooled, job)
+        if epochs == epochs:
+            left[i] = epochs - job.progress
+
+
+@kernel()
+def learnt_epochs(jobs: AnyArray, pooled: IntArray, job: Any) -> tuple[float, float, float]:
+    """Epochs of a whole training of a job [JOB], learnt from the finished ones of jobs [M]; NaN if there are none.
+
+    The mean is over finished jobs of the same type and user that were longer than the job's progress; without any, over
+    such jobs of all users. Also returns between which epochs of its progress, the first included, the mean stays.
+    """
+    job_type, low, high = pooled[job.type_index], -np.inf, np.inf
+    of_all, count, of_user, count_of_user = 0.0, 0, 0.0, 0
     for j in range(len(jobs)):
         other = jobs[j]
-        if not np.isfinite(other.finish_time):
+        if not np.isfinite(other.finish_time) or pooled[other.type_index] != job_type:
             continue
-        job_type, user, progress = pooled[other.type_index], other.user, other.progress
-        for i in range(len(index)):
-            job = jobs[index[i]]
-            if progress > job.progress and pooled[job.type_index] == job_type:
-                sums[i, 0] += progress
-                sums[i, 1] += 1
-                if job.user == user:
-                    sums[i, 2] += progress
-                    sums[i, 3] += 1
-    for i in range(len(index)):
-        if sums[i, 3]:
-            left[i] = sums[i, 2] / sums[i, 3] - jobs[index[i]].progress
-        elif sums[i, 1]:
-            left[i] = sums[i, 0] / sums[i, 1] - jobs[index[i]].progress
+        if other.progress <= job.progress:
+            low = max(low, other.progress)
+            continue
+        high = min(high, other.progress)
+        of_all += other.progress
+        count += 1
+        if other.user == job.user:
+            of_user += other.progress
+            count_of_user += 1
+    if count_of_user:
+        return of_user / count_of_user, low, high
+    return (of_all / count if count else np.nan), low, high
 
 
 def recent_gain(start: FloatArray, half: FloatArray, now: FloatArray) -> FloatArray:

@@ -21,7 +21,7 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import helper, kernel, njit
 from rlpto.knowledge.by_size import ALL_KNOWN, CompiledEstimates
-from rlpto.knowledge.remaining import LEAST_EPOCHS, fill_learnt
+from rlpto.knowledge.remaining import LEAST_EPOCHS, learnt_epochs
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.greedy import GrowthSteps, walk_hull
 from rlpto.policies.index import steer_by
@@ -31,6 +31,9 @@ from rlpto.simulator.kernels import advance, clear_sums
 
 KNOWN = np.dtype([(name, "i8") for name in ("job", "type", "epoch", "level")], align=True)
 """Cache key of a row's speed and steps. job = -1: the row is empty. No other input changes during a job's life."""
+
+LEARNT = np.dtype([("type", "i8"), ("finished", "i8"), ("low", "f8"), ("high", "f8"), ("epochs", "f8")], align=True)
+"""`learnt_epochs` of a job, and for which pooled type and number of its finished jobs. finished = -1: not known."""
 
 UNSEEN, KNOWN_LEVEL = 0, -1
 """Observation levels: no observation, and speeds known exactly."""
@@ -59,8 +62,9 @@ class Estimates(NamedTuple):
     packed: [T, K + 1] rows of the speed tables, and rates: [R, P] their rates. floor_size: [T, K + 1]
     `SpeedTables.floor_size_anywhere`, or empty. accuracy_ahead: [T, P]. remaining, speed: columns, or empty.
     rules, pooled: rules of estimates, and [T] `SpeedTables.pooled`. seen: [B, T or M] observation level of each job
-    type, or of each job. noise: [W, M, 2 + K + 1] factors on remaining, on speed, and on scaling with 0..K GPUs; or
-    empty.
+    type, or of each job. learnt: [B, M] LEARNT of each job. finished: [B, T + 1] finished jobs of each pooled
+    type, and of all; -1: not counted. noise: [W, M, 2 + K + 1] factors on remaining, on speed, and on scaling with
+    0..K GPUs; or empty.
     """
 
     packed: IntArray
@@ -72,6 +76,8 @@ class Estimates(NamedTuple):
     rules: CompiledEstimates
     pooled: IntArray
     seen: IntArray
+    learnt: AnyArray
+    finished: IntArray
     noise: FloatArray
 
 
@@ -90,11 +96,11 @@ class QueueRules(NamedTuple):
 
 @by_reference
 class Scratch(NamedTuple):
-    """Working memory for one cluster at a time; [M] each, except chain [K + 1] and sums [M, 4].
+    """Working memory for one cluster at a time; [M] each, except chain [K + 1].
 
     queued, effective: numbers of jobs in queue order, and their effective classes. given: GPUs after admission.
-    changed, gpus: numbers of jobs whose GPUs change, and their new GPUs. chain: vertices in `walk_hull`. guessed, left,
-    sums: numbers of jobs, their estimated remaining work, and sums for it.
+    changed, gpus: numbers of jobs whose GPUs change, and their new GPUs. chain: vertices in `walk_hull`. left:
+    estimated remaining work.
     """
 
     queued: IntArray
@@ -102,10 +108,8 @@ class Scratch(NamedTuple):
     given: IntArray
     changed: IntArray
     gpus: IntArray
-    guessed: IntArray
     chain: IntArray
     left: FloatArray
-    sums: FloatArray
 
 
 @by_reference
@@ -145,15 +149,18 @@ def build_loop(
     rates, pooled = np.ascontiguousarray(tables.shown_rates), np.ascontiguousarray(tables.pooled)
     seen = np.zeros((count, len(tables.own) if estimates.shared else most), dtype=np.int64)
     rules = queue.strict, queue.reserved_after(1 if gpu_types is None else 2), np.arange(most)
-    numbers, chain = np.zeros((6, most), dtype=np.int64), np.zeros(width, dtype=np.int64)
+    learnt = np.zeros((count, most), dtype=LEARNT)
+    learnt["finished"] = -1
+    finished = np.full((count, len(tables.own) + 1), -1)
+    numbers, chain = np.zeros((5, most), dtype=np.int64), np.zeros(width, dtype=np.int64)
     jobs, until = np.zeros((count, most), dtype=VIEW), np.full(count, -np.inf)
     return Loop(
         world=world,
         current=np.zeros(count, dtype=np.int64),
         shown=Shown(jobs, np.zeros((count, most, width)), steps, known, until),
-        estimates=Estimates(packed, rates, *shown, estimates, pooled, seen, noise),
+        estimates=Estimates(packed, rates, *shown, estimates, pooled, seen, learnt, finished, noise),
         queue=QueueRules(np.array([queue.aging_normal, queue.aging_low]), *rules),
-        scratch=Scratch._make((*numbers, chain, np.zeros(most), np.zeros((most, 4)))),
+        scratch=Scratch._make((*numbers, chain, np.zeros(most))),
         gpus_per_node=gpus_per_node,
         gpu_types=gpu_types,
     )
@@ -162,12 +169,13 @@ def build_loop(
 def copy_of(loop: Loop) -> Loop:
     """Copy a loop for another thread, without sharing anything that running it changes."""
     changed = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free", "rules", "scratch")
+    learnt = {name: getattr(loop.estimates, name).copy() for name in ("seen", "learnt", "finished")}
     jobs, speed, steps, *others = loop.shown
     return loop._replace(
         world=loop.world._replace(**{name: getattr(loop.world, name).copy() for name in changed}),
         current=loop.current.copy(),
         shown=Shown(jobs.copy(), speed.copy(), GrowthSteps._make(map(np.copy, steps)), *map(np.copy, others)),
-        estimates=loop.estimates._replace(seen=loop.estimates.seen.copy()),
+        estimates=loop.estimates._replace(**learnt),
         scratch=Scratch._make(map(np.copy, loop.scratch)),
     )
 
@@ -242,12 +250,14 @@ def estimate_speed(estimates: CompiledEstimates, job: Any, level: int, speed: Fl
 def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
     """Write the estimated remaining work into view [n] of cluster b, like `rlpto.core.job_table.JobTable.records`."""
     w, noise, left = loop.world, loop.estimates.noise[loop.current[b]], loop.scratch.left[: len(view)]
-    guessed = loop.scratch.guessed[: len(view)]
-    for row in range(len(view)):
-        guessed[row] = view[row].index
-        left[row] = max(loop.estimates.rules.tail * view[row].progress, LEAST_EPOCHS)
     if loop.estimates.rules.learnt:
-        fill_learnt(w.jobs[b], loop.estimates.pooled, guessed, loop.scratch.sums, left)
+        count_finished(loop, b)
+    for row in range(len(view)):
+        left[row] = max(loop.estimates.rules.tail * view[row].progress, LEAST_EPOCHS)
+        if loop.estimates.rules.learnt:
+            epochs = learnt_of(loop, b, view[row].index)
+            if epochs == epochs:
+                left[row] = epochs - view[row].progress
     for row in range(len(view)):
         job, epochs = view[row], w.types[view[row].type_index].epochs
         if loop.estimates.remaining.size:  # in the operator's unit, for a whole training
@@ -262,11 +272,46 @@ def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
 
 
 @kernel()
+def count_finished(loop: Loop, b: int) -> None:
+    """Count the finished jobs of cluster b by pooled type, unless their number is as before."""
+    cluster, jobs, finished = loop.world.clusters[b], loop.world.jobs[b], loop.estimates.finished[b]
+    if finished[-1] == cluster.arrived - cluster.active:
+        return
+    for job_type in range(len(finished)):
+        finished[job_type] = 0
+    for j in range(cluster.arrived):
+        if np.isfinite(jobs[j].finish_time):
+            finished[loop.estimates.pooled[jobs[j].type_index]] += 1
+    finished[-1] = cluster.arrived - cluster.active
+
+
+@kernel()
+def learnt_of(loop: Loop, b: int, index: int) -> float:
+    """Return `learnt_epochs` of job number `index` of cluster b, from memory while nothing has changed."""
+    w, cluster, job, known = (
+        loop.world,
+        loop.world.clusters[b],
+        loop.world.jobs[b, index],
+        loop.estimates.learnt[b, index],
+    )
+    job_type = loop.estimates.pooled[job.type_index]
+    finished = loop.estimates.finished[b, job_type]
+    same = known.finished == finished and known.type == job_type
+    if not (same and known.low <= job.progress < known.high):
+        arrived = w.jobs[b, : cluster.arrived]
+        known.epochs, known.low, known.high = learnt_epochs(arrived, loop.estimates.pooled, job)
+        known.finished, known.type = finished, job_type
+    return float(known.epochs)
+
+
+@kernel()
 def forget(loop: Loop, b: int) -> None:
     """Discard everything cached of cluster b after a change from outside."""
     loop.shown.ordered_until[b] = -np.inf
+    loop.estimates.finished[b, -1] = -1
     for row in range(loop.shown.known.shape[1]):
         loop.shown.known[b, row].job = -1
+        loop.estimates.learnt[b, row].finished = -1
 
 
 @kernel()
