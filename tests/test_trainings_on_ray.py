@@ -88,6 +88,7 @@ def kill_tasks(cluster: LocalCluster, times: int, over: threading.Event) -> int:
     return len(killed)
 
 
+@pytest.mark.slow
 def test_windows_are_played_on_two_nodes_to_the_same_bits(workers: RayWorkers, tmp_path: Path) -> None:
     for trainer in ("ppo", "evolution"):
         config = small(trainer=trainer)
@@ -101,6 +102,7 @@ def test_windows_are_played_on_two_nodes_to_the_same_bits(workers: RayWorkers, t
             assert shown == its, tag
 
 
+@pytest.mark.slow
 def test_seeds_are_trained_in_parts_on_two_nodes_as_each_alone(workers: RayWorkers, tmp_path: Path) -> None:
     config = small(windows=48, evaluate_every=32)
     here = train(tmp_path / "here", config, seeds=2)

@@ -195,6 +195,7 @@ def test_a_foreign_cut_or_inconsistent_file_is_an_error_that_names_it(tmp_path: 
             load_record(tmp_path / "wrong")
 
 
+@pytest.mark.slow
 def test_a_million_names_are_kept(tmp_path: Path) -> None:
     record = toy_record(Cell("fifo", "w", 0), jobs=2)
     times = {

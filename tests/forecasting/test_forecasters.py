@@ -18,6 +18,7 @@ from rlpto.forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, 
 from rlpto.forecasting.registry import METHODS, load, make_forecaster
 from rlpto.forecasting.series import ForecastError, TimeSeries, local_seconds
 from rlpto.forecasting.trees import TreesForecaster
+from tests.slow import few
 
 from .builders import LEARNT, MAKERS, WEDNESDAY, changed
 
@@ -79,7 +80,7 @@ ODD = {
 
 
 @every_kind
-@pytest.mark.parametrize("shape", ODD)
+@pytest.mark.parametrize("shape", few(ODD, "zeros", "level shift"))
 def test_odd_series_are_forecast_with_finite_counts(name: str, shape: str) -> None:
     tiny: dict[str, Callable[[], Forecaster]] = {
         "gru": lambda: GruForecaster(horizon=3, hidden=4, updates=5),

@@ -13,7 +13,6 @@ from rlpto.knowledge.evidence import Step
 from rlpto.knowledge.job_estimates import NoiseSlopes
 from rlpto.knowledge.prior import law_at, prior_without, reference_batch
 from rlpto.performance.profiles import builtin_profiles
-from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams
 
 from ..builders import measured_steps
@@ -86,14 +85,14 @@ def test_many_like_steps_are_worth_their_mean(seed: int) -> None:
 
 
 def test_the_slope_of_the_noise_is_learnt_from_batches_of_one_epoch() -> None:
-    job_type, rng = JobType("cifar10"), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     slopes = NoiseSlopes(0.2, learn=True)
     for job in range(200):  # the noise grows with the epochs, as batches do: that alone is no slope
         epoch = job % 20
-        slopes.learn(job_type, job, epoch, 1.0, 2.0**epoch, 2.0 ** (epoch / 4))
-    assert slopes.of(job_type) == pytest.approx(0.2)
+        slopes.learn(0, job, epoch, 1.0, 2.0**epoch, 2.0 ** (epoch / 4))
+    assert slopes.of(0) == pytest.approx(0.2)
     for job in range(200, 600):
         scale = 2.0 ** rng.uniform(0, 5)
-        slopes.learn(job_type, job, job % 20, 1.0, 2.0 ** (job % 20) * scale**0.6, scale)
-    assert slopes.of(job_type) == pytest.approx(0.6, abs=0.15)
-    assert slopes.of(JobType("bert")) == 0.2
+        slopes.learn(0, job, job % 20, 1.0, 2.0 ** (job % 20) * scale**0.6, scale)
+    assert slopes.of(0) == pytest.approx(0.6, abs=0.15)
+    assert slopes.of(1) == 0.2

@@ -93,6 +93,7 @@ with elastic.session(net, torch.optim.SGD(net.parameters(), lr=1e-9), data_size=
 """
 
 
+@pytest.mark.slow
 def test_training_that_becomes_nan_fails_and_keeps_its_last_finite_checkpoint(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_killed_controller_goes_on_and_checkpoints_that_are_of_no_use_are_skip
     assert "cannot be loaded" in failures
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_is_reported_and_training_goes_on(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     blocked = tmp_path / "file"

@@ -1,7 +1,6 @@
-"""Policies schedule real jobs, some with parameter servers: several of them in turn, and ConfigurationManager.
+"""Policies schedule real jobs, some with parameter servers: all of them in turn, and ConfigurationManager.
 
-They decide by estimates with errors of 20 %. With `--all` every policy takes its turn, with `--soak 120` for
-a minute.
+They decide by estimates with errors of 20 %. With `--soak 120` each takes its turn for a minute.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from tests.ray_cluster.test_real import STEPS, config, schedule, session, wait_u
 DECISIONS_EACH = 1
 EPOCHS = 100
 POLICIES = [name for name, policy in BUILT_IN.items() if is_complete(policy)]
-FEW = ("fifo", "equal_share", "elastic_fifo", "round_robin", "index", "pollux", "sia")
 SERVED = {"architecture": "parameter_server", "servers": 1, "most_servers": 2}
 
 
@@ -45,11 +43,11 @@ def some_served() -> Config:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_controller_is_left")
 def test_every_policy_schedules_real_jobs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     decisions = request.config.getoption("--soak") or DECISIONS_EACH
-    names = POLICIES if request.config.getoption("--all") else FEW
-    policies = {name: prepare(some_served()).policy(name) for name in names}
+    policies = {name: prepare(some_served()).policy(name) for name in POLICIES}
     progress = []
     with session(some_served(), tmp_path) as cluster:
         loop = DecisionLoop(cluster, QueueSettings())

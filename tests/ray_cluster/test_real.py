@@ -107,6 +107,7 @@ def compile_predictions(settings: Config) -> None:
     predict(take_snapshot(cluster, state), make_policy("equal_share"), settings.queue, settings.simulator)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_controller_is_left")
 def test_jobs_train_to_their_end_under_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predicted: list[Sequence[PredictionRow]] = []

@@ -45,6 +45,7 @@ def test_a_worker_evaluates_as_often_as_the_rule_needs(tmp_path: Path, monkeypat
     assert looked[RULE] == [1.0, *np.arange(24.0, EPOCHS + 1, 2.0)]
 
 
+@pytest.mark.slow
 def test_a_training_that_flattens_stops_early_and_stays_finished(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, id="flattens", epochs=EPOCHS, stop=RULE, checkpoint_interval=0.2)
