@@ -60,7 +60,7 @@ class Costs(NamedTuple):
     """Costs of all choices, for n jobs on N nodes with at most K GPUs in all.
 
     moved: [n, 2, K + 1] cost of 0..K GPUs on one node, and on several, in a row that differs from the present row;
-    infinite for numbers that a job cannot have, undefined above `most`.
+    infinite for numbers that a job cannot have, zero above `most`.
     kept: [n] cost of the present row; infinite if there is none or it may not stay.
     held: present rows, empty if they may not stay. total: [n] GPUs held now. least, most: [n] GPUs a job may have.
     node: GPUs of the largest node.
@@ -82,16 +82,18 @@ def empty_rows(jobs: int) -> Rows:
     return Rows(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64), np.zeros(jobs, dtype=np.int64))
 
 
-@njit()
 def tabulate(
     speedup: FloatArray, held: IntArray, factor: FloatArray, least: IntArray, most: IntArray, size: IntArray
 ) -> Costs:
-    """Return the costs of all choices. The arguments are explained in `rlpto.policies.pollux.search.search`."""
+    """Return the costs of all choices. The arguments are explained in `rlpto.policies.pollux.search.search`.
+
+    The compiler would take seconds for its functions of arrays.
+    """
     n, top = len(speedup), speedup.shape[2] - 1
-    reach = np.sort(size)[::-1][:MAX_NODES].sum()
-    highest = np.minimum(np.minimum(most, reach), top)
-    costs = Costs(np.empty(speedup.shape), np.empty(n), empty_rows(n), held.sum(axis=1), least, highest, size.max())
-    _fill(speedup, factor, held, share_of(size), (size > 0).sum() > 1, costs)
+    highest = np.minimum(most, min(int(np.sort(size)[::-1][:MAX_NODES].sum()), top))
+    moved, kept, largest = np.zeros(speedup.shape), np.zeros(n), int(size.max(initial=0))
+    costs = Costs(moved, kept, empty_rows(n), held.sum(axis=1), least, highest, largest)
+    _fill(speedup, factor, held, share_of(size), int(np.count_nonzero(size)) > 1, costs)
     return costs
 
 
@@ -175,7 +177,9 @@ class Counting(NamedTuple):
 def make_counting(costs: Costs, capacity: int) -> Counting:
     """Return arrays for all jobs at once, with at most `capacity` GPUs."""
     n = len(costs.kept)
-    options = np.minimum(costs.most, capacity).sum() + n
+    options = n
+    for most in costs.most:
+        options += min(most, capacity)
     return Counting(
         np.zeros(n + 1, dtype=np.int64),
         np.zeros(options, dtype=np.int64),

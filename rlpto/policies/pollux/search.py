@@ -47,6 +47,15 @@ WHOLE_STEPS = 0.1
 """Share of the steps that charge jobs on several nodes for whole nodes."""
 
 
+@kernel()
+def total(gpus: IntArray) -> int:
+    """Return the sum of GPUs [N]; an array's method takes the compiler longer."""
+    found = 0
+    for node in range(len(gpus)):
+        found += gpus[node]
+    return found
+
+
 class Placed(NamedTuple):
     """A placement, and arrays derived from it.
 
@@ -68,7 +77,7 @@ def empty_placement(jobs: int, size: IntArray) -> Placed:
         empty_rows(jobs),
         size.copy(),
         np.zeros(len(size), dtype=np.bool_),
-        np.zeros(size.sum() + 2, dtype=np.int64),
+        np.zeros(total(size) + 2, dtype=np.int64),
         np.zeros(jobs, dtype=np.int64),
     )
 
@@ -212,7 +221,6 @@ class _Search(NamedTuple):
     near: BoolArray
 
 
-@njit()
 def search(
     speedup: FloatArray,
     held: IntArray,
@@ -233,12 +241,18 @@ def search(
     order: [n] jobs by attained service; if present rows on several nodes share a node, the first job's row stays.
     size: [N] GPUs of each node, 0 while it is down. steps: steps of the neighbourhood search.
     """
-    n = len(factor)
-    costs = tabulate(speedup, held, factor, least, most, size)
-    for job in range(n):
-        costs.moved[job] *= weight[job]
-        costs.kept[job] *= weight[job]
-    counting = make_counting(costs, size.sum())
+    costs, placement = tabulate(speedup, held, factor, least, most, size), np.zeros(held.shape, dtype=np.int64)
+    costs.moved[:] *= weight[:, None, None]
+    costs.kept[:] *= weight
+    _search(costs, order, size, steps, seed, placement)
+    return placement
+
+
+@njit()
+def _search(costs: Costs, order: IntArray, size: IntArray, steps: int, seed: int, placement: IntArray) -> None:
+    """Implement `search`: fill in the placement."""
+    n, gpus = len(costs.kept), total(size)
+    counting = make_counting(costs, gpus)
     placed = empty_placement(n, size)
     s = _Search(
         np.zeros(n),
@@ -250,16 +264,13 @@ def search(
         np.zeros(n, dtype=np.bool_),
         np.zeros(len(size), dtype=np.bool_),
     )
-    if n > 0 and size.sum() > 0:
+    if n > 0 and gpus > 0:
         _run(costs, counting, placed, s, steps, seed)
-    placement = np.zeros(held.shape, dtype=np.int64)
     for job in range(n):
         for i in range(placed.rows.spans[job]):
             placement[job, placed.rows.node[job, i]] = placed.rows.gpus[job, i]
-    return placement
 
 
-@njit()
 def least_cost(
     speedup: FloatArray, held: IntArray, factor: FloatArray, least: IntArray, most: IntArray, size: IntArray
 ) -> float:
@@ -267,11 +278,16 @@ def least_cost(
 
     `search` explains the arguments. n over this sum bounds the power mean from above.
     """
-    n = len(factor)
     costs = tabulate(speedup, held, factor, least, most, size)
-    counting = make_counting(costs, size.sum())
+    return least_sum(costs, int(size.sum()))
+
+
+@njit()
+def least_sum(costs: Costs, capacity: int) -> float:
+    """Return the least sum of costs within capacity, wherever GPUs are."""
+    n, counting = len(costs.kept), make_counting(costs, capacity)
     gpus, stay = np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.bool_)
-    return float(count_gpus(costs, np.arange(n), stay, size.sum(), False, counting, gpus))
+    return float(count_gpus(costs, np.arange(n), stay, capacity, False, counting, gpus))
 
 
 @kernel()
@@ -327,7 +343,7 @@ def _rearrange(costs: Costs, counting: Counting, placed: Placed, s: _Search, who
             release(job, placed)
             m += 1
     jobs, stay, gpus = s.freed[:m], s.stay[:m], s.gpus[:m]
-    count_gpus(costs, jobs, stay, placed.free.sum(), whole, counting, gpus)
+    count_gpus(costs, jobs, stay, total(placed.free), whole, counting, gpus)
     place(costs, jobs, stay, gpus, placed)
     after = 0.0
     for job in jobs:
