@@ -9,7 +9,8 @@ from rich.console import Console
 
 from rlpto.evaluation.fidelity import Fidelity, fidelity_table, simulated_against_real, verdicts
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.runner import Cell, FinishedCell, record_bytes
+from rlpto.evaluation.record_files import record_bytes
+from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.io.errors import ConfigError
 
 from .helpers import tiny_record

@@ -19,7 +19,8 @@ from rlpto.agents.trained import action_space, agent_manifest, agent_of, observa
 from rlpto.core.records import intervals
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.runner import Cell, evaluate, load_cells, load_record, record_bytes
+from rlpto.evaluation.record_files import load_record, record_bytes
+from rlpto.evaluation.runner import Cell, evaluate, load_cells
 from rlpto.experiments.config import Config
 from rlpto.experiments.environments import cluster_env
 from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_foreign
