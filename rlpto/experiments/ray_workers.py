@@ -95,13 +95,13 @@ class RayWorkers(ExitStack):
         on_begin: Callable[[Item], None] = lambda _: None,  # noqa: ARG002
     ) -> Iterator[tuple[int, Result]]:
         """See `Workers.run`. Tasks whose process or host dies are repeated. Raises ClusterError if one dies again and
-        again or if the head is gone, and an error of a host with other versions.
+        again, for want of memory too, or if the head is gone, and an error of a host with other versions.
 
         If a host is cut off, Ray repeats its tasks only when their connections time out, after minutes. Therefore all
         tasks in flight are submitted again as soon as a host is gone, and the first result of each counts.
         """
         import ray
-        from ray.exceptions import RayError, RayTaskError
+        from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
         stored, begun, nodes, waiting = Stored.of(function), 0, self._nodes, set[int]()
         pending: dict[Any, int] = {}
@@ -142,6 +142,11 @@ class RayWorkers(ExitStack):
             if isinstance(error.cause, ImportError):
                 raise ClusterError(f"a host of the Ray cluster at {self.address}: {reason_of(error)}") from error
             raise
+        except OutOfMemoryError as error:
+            raise ClusterError(
+                f"a task on the Ray cluster at {self.address} was ended several times because its host ran out of "
+                "memory: expected more memory, or fewer CPUs (`ray start --num-cpus`)"
+            ) from error
         except RayError as error:
             raise ClusterError(
                 f"a task cannot run on the Ray cluster at {self.address}, after {RETRIES} repetitions if its process "

@@ -7,11 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from rlpto.core.cluster import Node
+from rlpto.experiments.ray_workers import RayWorkers
+from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.nodes.environment import AUTH_MODE, AUTH_TOKEN_PATH
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import end_cluster, of_folder
@@ -171,3 +176,25 @@ def test_clusters_that_cannot_work_are_one_line(project: Path, tmp_path: Path) -
                 assert (command.returncode, said.count("\n")) == (2, 1), said
                 assert reason in said
                 assert not (project / "none").exists()
+
+
+def take_memory(megabytes: int) -> int:
+    """Hold more and more memory, up to this."""
+    held = []
+    while len(held) < megabytes // 100:
+        held.append(bytearray(100_000_000))
+        time.sleep(0.05)
+    return len(held)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_task_that_needs_more_memory_than_there_is_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may use one GB more than this machine uses now."""
+    used = psutil.virtual_memory()
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{(used.total - used.available + 1e9) / used.total:.3f}")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    refused = pytest.raises(ClusterError, match="several times because its host ran out of memory")
+    with LocalCluster([Node(1, cpus=1)], 0) as cluster, RayWorkers(cluster) as workers, refused as error:
+        list(workers.run(take_memory, [4_000]))
+    assert "\n" not in str(error.value)
