@@ -95,7 +95,7 @@ class RayWorkers(ExitStack):
         on_begin: Callable[[Item], None] = lambda _: None,  # noqa: ARG002
     ) -> Iterator[tuple[int, Result]]:
         """See `Workers.run`. Tasks whose process or host dies are repeated. Raises ClusterError if one dies again and
-        again, for want of memory too, or if the head is gone, and an error of a host with other versions.
+        again or runs out of memory, or if the head is gone, and an error of a host with other versions.
 
         If a host is cut off, Ray repeats its tasks only when their connections time out, after minutes. Therefore all
         tasks in flight are submitted again as soon as a host is gone, and the first result of each counts.

@@ -39,9 +39,9 @@ WATCHED = np.dtype(
     ],
     align=True,
 )
-"""What shows whether a running job learns anything new: progress at its last observation and epochs of its tables; the
-epoch of that observation, or -1 if the next one is new; epoch and `Observed.version` at its last choice of a batch; and
-1 while new workers start."""
+"""State of a running job after its last observation, by which the next one is known to be new or the same. progress,
+epochs: its progress then, and epochs of its tables. seen_in: epoch of the observation; -1: the next one is new.
+chosen_in, version: epoch and `Observed.version` at its last choice of a batch. joining: 1 while new workers start."""
 
 
 @dataclass

@@ -21,6 +21,7 @@ from rlpto.agents.window_training import WEIGHTS, Learner, WeightSpace, evolve, 
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
+from rlpto.envs.clusters import SimulatedClusters
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
 from rlpto.experiments.config import KnowledgeSettings
@@ -29,10 +30,12 @@ from rlpto.experiments.experiment import prepare
 from rlpto.io.archive import read_archive, write_archive
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
+from rlpto.knowledge.remaining import fill_learnt
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
 from rlpto.policies.index_weights import SIZES, WEIGHT_NAMES, IndexWeights, load_index_weights
 from rlpto.policies.rigid import Fifo
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from tests.agents.helpers import IDENTITY, make_setup, schedule, validation_of, workload
 from tests.agents.helpers import train_small as decide_small
 from tests.agents.test_training import stop_after
@@ -186,6 +189,27 @@ def test_agents_learn_where_jobs_fit_their_own_speeds(tmp_path: Path) -> None:
     other.restore(kept)
     assert other.clusters.arrays()["seen"].any()
     assert np.array_equal(other.step(actions).reward, batch.step(actions).reward)
+
+
+def test_lengths_learnt_from_finished_jobs_are_up_to_date_at_every_decision() -> None:
+    """Against the same sums over all finished jobs, over failures and the beginning of further episodes."""
+    known = KnowledgeSettings.model_validate({"mode": "exact", "remaining": "learnt"})
+    failing = SimulatorSettings(failures=FailureSettings(mtbf_hours=4.0, mttr_hours=0.1))
+    config = SMALL.model_copy(update={"knowledge": known, "simulator": failing})
+    batch, learnt = EnvBatch(training_setup(prepare(config), "train"), 2), 0
+    assert isinstance(batch.clusters, SimulatedClusters)
+    loop = batch.clusters.batch.loop
+    batch.reset()
+    for _ in range(150):
+        batch.step(np.zeros((2, len(ACTION_FEATURES))))
+        for b in range(2):
+            view = loop.shown.jobs[b, : loop.world.clusters["active"][b]]
+            left = np.full(len(view), np.nan)
+            fill_learnt(loop.world.jobs[b], loop.estimates.pooled, view["index"], left)
+            there = ~np.isnan(left)
+            np.testing.assert_array_equal(view["remaining"][there], left[there])
+            learnt += int(there.sum())
+    assert learnt > 100
 
 
 def test_a_best_vector_is_a_file_of_weights_for_the_index_and_a_start_for_either_way(

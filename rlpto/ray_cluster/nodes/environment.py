@@ -29,7 +29,7 @@ VARIABLES: Mapping[str, str] = {
     "RAY_worker_niceness": "0",
     # Ray would start a process for every core with the first driver; they would be unused here.
     "RAY_prestart_worker_first_driver": "0",
-    # Ray would for ever repeat a task that needs more memory than there is, after pauses of 1, 2, 4, ... s.
+    # By default Ray repeats a task that runs out of memory without end, after pauses of 1, 2, 4, ... s.
     "RAY_task_oom_retries": "3",
     # On a busy machine Ray's own 30 s are short.
     "RAY_gcs_server_port_wait_time_s": "120",
