@@ -15,9 +15,10 @@ import pytest
 
 from rlpto.service.web import state
 from rlpto.service.web.access import Caller
+from rlpto.service.web.routes import stream
 from rlpto.service.web.routes.stream import _lines
 from rlpto.store.database import Store, StoreError
-from rlpto.store.events import add_event, last_event
+from rlpto.store.events import Event, add_event, events_after, last_event
 from rlpto.store.jobs import change_job
 from rlpto.store.users import add_token, add_user, change_user, revoke_token, user_of_token
 from tests.service.web.helpers import Api, fill, make_settings, problem, web_process
@@ -78,6 +79,32 @@ def test_others_are_answered_while_a_stream_passes_over_what_it_does_not_show(ap
     assert turns >= 2
 
 
+@pytest.mark.parametrize("what", ["token", "role"])
+def test_what_happens_after_the_right_to_read_has_ended_is_not_shown(
+    api: Api, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The right ends, and another user's job changes, in the moment before the stream reads its events."""
+    user, token = add_user(api.store, "eve", "operator", time.time()), add_token(api.store, "eve", "", time.time())[0]
+
+    def read(store: Store, *read: int) -> list[Event]:
+        if what == "token":
+            revoke_token(store, token.id, "eve", time.time())
+        else:
+            change_user(store, replace(user, role="user"))
+        add_event(store, "job", time.time(), "jaaa", "bob", {"state": "after"})
+        return events_after(store, *read)
+
+    monkeypatch.setattr(stream, "events_after", read)
+    service = replace(api.service, store=api.store)
+
+    async def follow() -> str:
+        return "".join([text async for text in _lines(service, Caller(user, token), 0, None, once=True)])
+
+    text = asyncio.run(follow())
+    assert "after" not in text
+    assert "event: end" in text
+
+
 def test_streams_are_bounded_by_user(api: Api) -> None:
     api.service.limits.most_streams = 0
     problem(api("GET", "events", params={"once": "true"}), 429, "too-many-streams")
@@ -126,11 +153,11 @@ def test_a_stream_ends_with_what_allows_it(served: tuple[str, Store], what: str)
     token, secret = add_token(store, what, "", time.time())
     headers = {"Authorization": f"Bearer {secret}"}
     if what == "session":
-        answer = httpx2.post(f"{address}/api/v1/session", json={"token": secret})
-        headers = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+        signed_in = httpx2.post(f"{address}/api/v1/session", json={"token": secret})
+        headers = {"Cookie": signed_in.headers["set-cookie"].partition(";")[0]}
     headers["Last-Event-ID"] = str(last_event(store))
-    with httpx2.stream("GET", f"{address}/api/v1/events", headers=headers, timeout=20) as stream:
-        lines = stream.iter_lines()
+    with httpx2.stream("GET", f"{address}/api/v1/events", headers=headers, timeout=20) as answer:
+        lines = answer.iter_lines()
         add_event(store, "job", time.time(), "jaaa", "ann", {"state": "before"})
         assert any("before" in line for line in lines)
         if what == "user":  # and nothing happens

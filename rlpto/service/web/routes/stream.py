@@ -86,14 +86,15 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
     if at and at + 1 < first_event(service.store):
         yield 'event: gap\ndata: {"detail": "older events are gone; read the state again"}\n\n'
     while True:
+        row = None if job is None else get_job(service.store, job)
+        is_over = job is not None and (row is None or row.is_over)
+        found = events_after(service.store, at, _AT_ONCE)
+        # after the events: none that was added after the rights had ended is shown
         known = user_of_token_id(service.store, caller.token.id, service.now())
         now = None if known is None else Caller(*known)
-        row = None if job is None else get_job(service.store, job)
         if now is None or (row is not None and not now.may_see(row.owner)):
             yield _end(False, reason=_REFUSED)
             return
-        is_over = job is not None and (row is None or row.is_over)
-        found = events_after(service.store, at, _AT_ONCE)
         text = "".join(_text(event) for event in found if now.may_see(event.owner) and job in (None, event.job))
         at = found[-1].seq if found else at
         if text:
