@@ -124,3 +124,19 @@ def test_the_reason_why_a_raylet_has_ended_is_in_its_log(tmp_path: Path) -> None
         assert last_error(raylet) == ""
     with subprocess.Popen(["true"]) as without_log:
         assert last_error(without_log) == ""
+
+
+@pytest.mark.parametrize(("store", "silenced", "printed"), [(False, "", "gone\n"), (True, "", ""), (False, "()", "")])
+def test_that_a_killed_driver_has_lost_its_node_is_said(here: Path, store: bool, silenced: str, printed: str) -> None:
+    program = (
+        "import os, sys\n"
+        "from rlpto.ray_cluster.nodes.environment import last_words\n"
+        f"with last_words(sys.argv[1], 'gone') as silence:\n    silence{silenced}\n    os.kill(os.getpid(), 9)\n"
+    )
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(here / "store"))
+        if store:
+            listening.listen()
+        command = [sys.executable, "-c", program, str(here / "store")]
+        driver = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (driver.returncode, driver.stderr) == (-9, printed)

@@ -6,10 +6,11 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -92,6 +93,18 @@ HEAD_LOOK_S, HEAD_LOOKS = 1.0, 3
 """Time between checks that the head listens, and consecutive refusals after which it counts as gone."""
 EXIT_WITHOUT_HEAD = 2
 """Exit status of a driver that has lost its head."""
+GONE = (
+    "rlpto: the head of the Ray cluster at {}, or its node on this machine, is gone. Start it again, with `rlpto "
+    "cluster restart-head` if it is a durable one, then this command: jobs go on, and finished cells are kept."
+)
+_AFTER_THE_END = """
+import socket, sys
+if not sys.stdin.buffer.read():
+    try:
+        socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+    except (ConnectionRefusedError, FileNotFoundError):
+        print(sys.argv[2], file=sys.stderr)
+"""
 
 
 def refuses(address: str, timeout: float) -> bool:
@@ -115,14 +128,24 @@ def watch_head(address: str, on_lost: Callable[[], None], left: threading.Event)
     while not left.wait(HEAD_LOOK_S):
         refused = refused + 1 if refuses(address, HEAD_LOOK_S) else 0
         if refused >= HEAD_LOOKS and not left.is_set():
-            print(
-                f"rlpto: the head of the Ray cluster at {address} is gone. Start it again, with `rlpto cluster "
-                "restart-head` if it is a durable one, then this command: jobs go on, and finished cells are kept.",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(GONE.format(address), file=sys.stderr, flush=True)
             on_lost()
             os._exit(EXIT_WITHOUT_HEAD)
+
+
+@contextmanager
+def last_words(store: str, message: str) -> Iterator[Callable[[], object]]:
+    """Print a message if this process ends while inside, and nothing listens at the socket of its node's object store.
+
+    Ray ends a driver at once, and says nothing, when that store ends. Only another process can print then. Yields a
+    function after which nothing is printed.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _AFTER_THE_END, store, message]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as other:
+        try:
+            yield lambda: other.communicate(b"left")
+        finally:
+            other.communicate(b"left")
 
 
 @contextmanager
@@ -144,15 +167,21 @@ def driver(
     context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     _on_sigterm(signal.default_int_handler)
     found, left = address, threading.Event()
-    if not address.startswith(CLIENT):
-        found = str(context.address_info["gcs_address"])
-    threading.Thread(target=watch_head, args=(found, on_lost, left), daemon=True).start()
-    try:
+    silence: Callable[[], object] = bool
+    with ExitStack() as stack:
+        stack.callback(_on_sigterm, before)
+        if not address.startswith(CLIENT):
+            found = str(context.address_info["gcs_address"])
+            silence = stack.enter_context(last_words(context.address_info["object_store_address"], GONE.format(found)))
+        stack.callback(ray.shutdown)
+        stack.callback(left.set)
+
+        def lost() -> None:
+            silence()
+            on_lost()
+
+        threading.Thread(target=watch_head, args=(found, lost, left), daemon=True).start()
         yield found
-    finally:
-        left.set()
-        ray.shutdown()
-        _on_sigterm(before)
 
 
 def _on_sigterm(handler: Any) -> None:
