@@ -26,7 +26,7 @@ from rlpto.io.archive import read_archive
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import alive_nodes, all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.nodes.processes import family_of
+from rlpto.ray_cluster.nodes.processes import family_of, load_factor
 from rlpto.ray_cluster.scheduler.connection import only_scheduler, schedulers
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table
 from tests.agents.helpers import make_setup, train_small
@@ -85,7 +85,7 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def said(started: subprocess.Popen[str], code: int) -> str:
     """What a command has printed once it has ended, as it was to end."""
     try:
-        out, err = started.communicate(timeout=240)
+        out, err = started.communicate(timeout=240 * load_factor())
     except subprocess.TimeoutExpired:
         started.send_signal(signal.SIGABRT)  # it prints where each of its threads is
         out, err = started.communicate()
