@@ -114,14 +114,17 @@ def test_jobs_train_to_their_end_under_predictions(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(session_loop, "put_all", lambda *given: predicted.append(given[2]))
     settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
     compile_predictions(settings)
+    began = time.time()
     record = RealCells(settings, tmp_path)(CELL)
     assert np.isfinite(record.jobs.finish_time).all()
     assert (record.jobs.final_accuracy > 0.7).all()  # points that a line separates, after ten epochs
     assert set(record.changes.gpus.tolist()) <= {0, 1, 2}
     own = session_folder(tmp_path, CELL)
     columns, rows = read_table(own / DATABASE, "jobs")
-    steps = [dict(zip(columns, row, strict=True))["step"] for row in rows]
-    assert steps == [10 * STEPS] * 2
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert [row["step"] for row in found] == [10 * STEPS] * 2
+    assert all(row["submitted"] <= row["queued"] < row["ended"] for row in found)
+    assert found[0]["submitted"] > began
     assert list(own.glob("**/step-*.ckpt"))
     assert "no_predictions" not in dict(row[:2] for row in read_table(own / DATABASE, "facts")[1])
     curves = EventAccumulator(str(own))

@@ -37,7 +37,8 @@ from rlpto.ray_cluster.scheduler.session_folder import (
 )
 from rlpto.ray_cluster.settings import ProgramSettings, RaySettings, job_specs
 from rlpto.store import database as database_module
-from rlpto.store.rows import put
+from rlpto.store.jobs import JobRow
+from rlpto.store.rows import find, put
 from rlpto.store.status import PredictionRow
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
@@ -291,6 +292,12 @@ class TestSessionDatabase:
         newest = {job: commands[-1].plan for job, commands in database.newest_commands().items()}
         assert newest == {"a": Plan(("n",)), "b": Plan(("n",))}
         assert not database.unsent()
+
+
+def test_jobs_are_submitted_at_times_of_the_day_not_of_the_session(tmp_path: Path) -> None:
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        database.enter_jobs([(spec("a"), 0.0), (spec("b"), 5.0)], began=1e9)
+        assert [row.submitted for row in find(database, JobRow)] == [1e9, 1e9 + 5.0]
 
 
 def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:

@@ -113,11 +113,10 @@ class RayCluster:
         controllers = backend.find()
         if not database.begun:
             refuse_lost_database(database.path, specs, controllers)
-        submitted = [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)]
-        database.enter_jobs(submitted, growing=source is not None)
         # Without controllers no job trained, so the session continues from the time it was left.
         self._clock = rules.clock(began if controllers else None, left)
-        database.begin(self._clock.began)
+        submitted = [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)]
+        database.enter_jobs(submitted, self._clock.began, growing=source is not None)
         self._gpus_seen = left
         self._nodes.take_in(found, left)
         self._reopen(sorted(controllers), left)

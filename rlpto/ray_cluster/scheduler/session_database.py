@@ -79,11 +79,6 @@ class SessionDatabase(Store):
         """True if a scheduler has entered its jobs here."""
         return bool(self.rows("SELECT 1 FROM jobs WHERE number IS NOT NULL LIMIT 1"))
 
-    def begin(self, began: float) -> None:
-        """Set second 0 of the session to this time [s since 1970]."""
-        self._began = began
-        self.set_fact("began", repr(began))
-
     def wall(self, time: float) -> float:
         """Convert a second of the session to a time [s since 1970]."""
         return self._began + time
@@ -102,8 +97,9 @@ class SessionDatabase(Store):
 
     # jobs
 
-    def enter_jobs(self, jobs: Sequence[tuple[JobSpec, float]], growing: bool = False) -> None:
-        """Enter the workload, unless already present: controllers' specifications and submit times.
+    def enter_jobs(self, jobs: Sequence[tuple[JobSpec, float]], began: float = 0.0, growing: bool = False) -> None:
+        """Set second 0 of the session to `began` [s since 1970], and enter the workload unless already present:
+        controllers' specifications and submit times.
 
         growing: allow more jobs than were entered before. Raises ClusterError if the database holds other jobs.
         """
@@ -112,6 +108,8 @@ class SessionDatabase(Store):
         more = jobs[len(present) :]
         if present and (present != entered[: len(present)] or (more and not growing)):
             raise ClusterError(f"{self.path}: holds a session with other jobs; use another run folder, or --fresh")
+        self._began = began
+        self.set_fact("began", repr(began))
         self.add_jobs(more)
 
     def add_jobs(self, jobs: Sequence[tuple[JobSpec, float]]) -> None:
