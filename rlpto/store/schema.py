@@ -174,8 +174,13 @@ TABLES = _TABLES + "".join(
 
 def changed_rows(base: sqlite3.Connection) -> str:
     """Describe rows whose checksum is wrong; empty if there are none."""
-    for table, names in _COLUMNS.items():
-        ((count,),) = base.execute(f"SELECT count(*) FROM {table} WHERE sum != row_sum({names})").fetchall()
-        if count:
-            return f"{count} rows of table {table} are not as they were written"
-    return ""
+    before = base.text_factory
+    base.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+    try:
+        for table, names in _COLUMNS.items():
+            count = sum(row_sum(*row) != written for *row, written in base.execute(f"SELECT {names}, sum FROM {table}"))
+            if count:
+                return f"{count} rows of table {table} are not as they were written"
+        return ""
+    finally:
+        base.text_factory = before

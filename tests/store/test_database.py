@@ -8,6 +8,7 @@ import pytest
 
 from rlpto.store import database
 from rlpto.store.database import Store, StoreError
+from rlpto.store.events import add_event
 from rlpto.store.schema import SCHEMA, row_sum
 
 
@@ -72,3 +73,15 @@ def test_ctrl_c_within_the_sum_of_a_row_undoes_no_write_and_is_not_lost(
         assert seen == [KeyboardInterrupt]
         assert store.rows("SELECT key FROM facts") == [("a",)]
         store.check()
+
+
+def test_text_that_is_none_any_more_is_damage_and_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    path = tmp_path / "store"
+    with closing(Store(path)) as store:
+        add_event(store, "nodes", 1.0, body={"host": "abcdef"})
+    path.write_bytes(path.read_bytes().replace(b"abcdef", b"abc\xefef"))
+    with closing(Store(path)) as store, pytest.raises(StoreError, match="1 rows of table events are not as"):
+        store.check()
+    assert not seen
