@@ -292,7 +292,7 @@ def real_cluster(
     training when Ctrl-C comes meanwhile.
     """
     config, known, own_seed = experiment.config, experiment.config.knowledge, window_seed(window, seed)
-    jobs = [replace(job, gpu_types=()) for job in experiment.jobs(window, seed)]  # unknown to estimates
+    jobs = experiment.jobs(window, seed)
     specs = job_specs(jobs, config.ray, session, database.path.parent / "jobs", own_seed)
     tables = experiment.tables(CHOICES)
     online = None

@@ -236,7 +236,9 @@ class EstimatedProfiles:
         tables = compile_tables(self, types, max_gpus, most, choose_servers=True, gpu_types=self.gpu_types)
         sizes = [float(len({step.gpus for step in job.shared.fitted.steps})) for job in jobs.values()]
         sigma = np.stack([_widened(job.shared.sigma, max_gpus) for job in jobs.values()])
-        return replace(tables, sizes_seen=np.array(sizes)[tables.own], speed_sigma=sigma[tables.own])
+        numbers = {name: number for number, name in enumerate(jobs)}
+        of = [numbers[job_type.model] for job_type in tables.types]
+        return replace(tables, sizes_seen=np.array(sizes)[of], speed_sigma=sigma[of])
 
 
 def _widened(sigma: FloatArray, max_gpus: int) -> FloatArray:

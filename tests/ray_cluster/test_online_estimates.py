@@ -26,6 +26,9 @@ from rlpto.experiments.session_loop import session_rules
 from rlpto.knowledge.known import UNSEEN_HOURS
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.accuracy import AccuracyCurve
+from rlpto.performance.compile import compile_tables
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
@@ -206,6 +209,19 @@ class TestGpuTypes:
         rows = found.tables.row[found.tables.by_gpu_type[0], 0, 1]
         speed = dict(zip(found.tables.gpu_types, found.tables.rates[rows, 0] * SAMPLES, strict=True))
         assert speed == pytest.approx({"slow": 100.0, "fast": 700.0, "new": 1000.0})
+
+    def test_a_job_that_may_not_use_a_type_has_no_speed_there(self) -> None:
+        jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m") for i in range(3)]
+        jobs[1] = replace(jobs[1], gpu_types=("slow",))
+        tables = compile_tables(
+            FittedProfiles({"m": builtin_profiles()["cifar10"]}), [job.type for job in jobs], MOST, 4
+        )
+        made = [JobSpec(job.name, job.name, "s", PROGRAM.training, "f", BATCH, job.epochs, 1000) for job in jobs]
+        found = OnlineEstimates(jobs, made, {"m": PROGRAM}, tables, GPU_TYPES, pooled=True)
+        most = found.tables.floor_size[found.tables.by_gpu_type[found.type_of], MOST]
+        assert found.tables.gpu_types == ("slow", "fast")
+        assert [found.tables.types[number].gpu_types for number in found.type_of.tolist()] == [(), ("slow",), ()]
+        assert (most > 0).tolist() == [[True, True], [True, False], [True, True]]
 
     def test_where_there_is_one_kind_its_name_does_not_matter(self) -> None:
         found = after(estimates(), throughput=(Measured(1, 1, 700.0, 50, gpu="h100"),))

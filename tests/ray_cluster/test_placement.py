@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.io.errors import ClusterError
+from rlpto.performance.compile import compile_tables
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.profiles import builtin_profiles
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.controllers import control_node
@@ -22,11 +26,14 @@ from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
+from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import place_servers, shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.settings import ProgramSettings
 from tests.builders import Scripted, job, linear_tables, with_gpu_types, with_servers
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
-from tests.ray_cluster.test_cluster import elastic, make_cluster, play
+from tests.ray_cluster.test_cluster import elastic, make_cluster, play, specs
 from tests.slow import few
 
 NODES = {"n1": 2, "n2": 4, "n3": 2}
@@ -55,6 +62,37 @@ def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDat
     play(cluster, Scripted(watched))
     assert cluster.columns.finished.all()
     assert "fast" in on
+
+
+@pytest.mark.parametrize("online", [False, True])
+@pytest.mark.parametrize("policy", few(["equal_share", "fifo", "sia", "gavel"], "equal_share", "sia"))
+def test_jobs_get_only_gpus_of_types_that_they_may_use(policy: str, online: bool, database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), dict(NODES), gpu_types=GPU_TYPES)
+    allowed: list[tuple[str, ...]] = [("slow",), (), ("fast",), ("slow",), ("slow", "fast")]
+    jobs = [
+        job(number, submit=5.0 * number, epochs=5.0, model="cifar10", max_gpus=2, gpu_types=names)
+        for number, names in enumerate(allowed)
+    ]
+    sizes = {"slow": 2, "fast": 4}
+    types = [one.type for one in jobs]
+    source = FittedProfiles({"cifar10": replace(builtin_profiles()["cifar10"], gpu_types={})})
+    tables = compile_tables(source, types, 8, 4, choose_servers=True, gpu_types=sizes)
+    made, more = specs(jobs), PolicyKnowledge()
+    if online:
+        program = ProgramSettings(training="some.module:Program", samples=1000, epochs=5, batch_size=50)
+        more = PolicyKnowledge(estimates=OnlineEstimates(jobs, made, {"cifar10": program}, tables, sizes))
+    cluster = make_cluster(backend, jobs, database, tables=tables, given=made, knowledge=more)
+    asked = make_policy(policy)
+
+    def watched(state: ClusterState) -> Allocation:
+        for number in state.jobs.index.tolist():
+            for node in cluster.tracker.nodes_of(cluster.ids[number]):
+                assert GPU_TYPES[node] in (allowed[number] or sizes)
+        return asked(state)
+
+    asked.reset(0)
+    play(cluster, Scripted(watched))
+    assert cluster.columns.finished.all()
 
 
 def test_a_scheduler_that_returns_knows_which_kind_each_job_is_on(database: SessionDatabase) -> None:

@@ -67,11 +67,12 @@ class OnlineEstimates:
             alike = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
             samples, like = float(profiles.samples[profiles.type_index(job.type)]), alike if self._pooled else spec.id
             epochs = max(math.ceil(min(job.epochs, self._most_epochs)), 1)
-            same = (like, program.model_dump_json(), job.model, job.metric, job.max_gpus, epochs, samples)
+            limits = job.metric, job.max_gpus, job.gpu_types
+            same = (like, program.model_dump_json(), job.model, *limits, epochs, samples)
             guess = guess_of(job, program, samples, epochs)
             if like not in self._shared:  # its jobs may have other limits of GPUs
-                limits = program.batch_limits(profiles.max_gpus)
-                anyone = replace(guess, profile=replace(guess.profile, batch=limits))
+                batch = program.batch_limits(profiles.max_gpus)
+                anyone = replace(guess, profile=replace(guess.profile, batch=batch))
                 self._shared[like] = SharedEvidence(anyone, profiles.max_gpus, self._method)
             key = self._keys.setdefault(same, next(self._numbers))
             self._jobs.append(EstimatedJob(key, guess, self._shared[like]))
@@ -136,14 +137,15 @@ class OnlineEstimates:
         keys = [job.type_key for job in self._jobs]
         first = dict(zip(reversed(keys), reversed(self._jobs), strict=True))
         kept = {key: self._names.get(key) or str(next(self._made)) for key in dict.fromkeys(keys)}
-        numbers = {key: number for number, key in enumerate(kept)}
-        self.type_of: IntArray = np.array([numbers[key] for key in keys], dtype=np.int64)
         if not kept:
             self.tables = self._profiles
         elif [*kept] != [*self._names]:
             self.tables = self._source.compile(
                 {name: first[key] for key, name in kept.items()}, self._profiles.max_gpus
             )
+        numbers = {job_type: number for number, job_type in reversed([*enumerate(self.tables.types)])}
+        types = {key: numbers[first[key].guess.job_type._replace(model=name)] for key, name in kept.items()}
+        self.type_of: IntArray = np.array([types[key] for key in keys], dtype=np.int64)
         self._names = kept
 
 
@@ -160,7 +162,12 @@ def guess_of(job: Job, program: ProgramSettings, samples: float, epochs: int) ->
     )
     # With a fixed batch per worker, a job behaves like one that adapts its batch.
     batch = program.batch_size if program.batch_rule == "fixed" else None
-    return Guess(profile, JobType(job.model, batch, job.metric), program.gives_speed, program.pace is not None)
+    return Guess(
+        profile,
+        JobType(job.model, batch, job.metric, gpu_types=job.gpu_types),
+        program.gives_speed,
+        program.pace is not None,
+    )
 
 
 def compile_fits(method: FitMethod) -> None:
