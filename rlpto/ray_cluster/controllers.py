@@ -29,8 +29,9 @@ HEARTBEAT_TIMEOUT_S = 30.0
 """Longest time that a job controller may leave a call unanswered before it counts as hanging and is replaced."""
 START_TIMEOUT_S = 120.0
 """Longest time for a job controller to start, or to be restarted by Ray, before it is given up."""
-STOP_TIMEOUT_S = 20.0
-"""Longest time for a job controller to write a checkpoint and release its workers before it is killed."""
+STOP_TIMEOUT_S, LONGEST_STOP_S = 20.0, 300.0
+"""Longest time that a stopping job controller may not answer, and longest time for it to write a checkpoint and release
+its workers, before it is killed."""
 KILL_TIMEOUT_S = 10.0
 """Longest wait until a killed job controller is gone."""
 
@@ -164,6 +165,36 @@ def end_controllers(handles: Iterable[Any]) -> None:
         ray.wait(killed, num_returns=len(killed), timeout=KILL_TIMEOUT_S)
 
 
+class Stopping:
+    """A controller that was asked to stop. answer: its pending answer.
+
+    A large checkpoint takes minutes to write. Meanwhile the controller answers other calls.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.answer, self._handle = handle.stop.remote(), handle
+        self._since = time.monotonic()
+        self._ask()
+
+    def _ask(self) -> None:
+        self._sign, self._asked = self._handle.__ray_ready__.remote(), time.monotonic()
+
+    def overdue(self) -> bool:
+        """True if the controller has not answered any call for `STOP_TIMEOUT_S`, or has not stopped in
+        `LONGEST_STOP_S`."""
+        import ray
+
+        now = time.monotonic()
+        if now - self._since > LONGEST_STOP_S:
+            return True
+        if now - self._asked <= STOP_TIMEOUT_S:
+            return False
+        if not ray.wait([self._sign], timeout=0)[0]:
+            return True
+        self._ask()
+        return False
+
+
 def stop_controller(handle: Any) -> JobReport | None:
     """Stop a controller and wait for its end. Returns its last report, or None if it was gone or did not report in
     time.
@@ -173,12 +204,14 @@ def stop_controller(handle: Any) -> JobReport | None:
     import ray
     from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+    stopping = Stopping(handle)
+    while not ray.wait([stopping.answer], timeout=0.05)[0]:
+        if stopping.overdue():
+            end_controllers([handle])
+            return None
     try:
-        report: JobReport = ray.get(handle.stop.remote(), timeout=STOP_TIMEOUT_S)
+        report: JobReport = ray.get(stopping.answer)
     except (ActorDiedError, ActorUnavailableError):
-        return None
-    except TimeoutError:
-        end_controllers([handle])
         return None
     gone = time.monotonic() + KILL_TIMEOUT_S
     while is_alive(handle) and time.monotonic() < gone:

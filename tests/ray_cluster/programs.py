@@ -51,6 +51,19 @@ class Large(Plain):
         return nn.Sequential(Table(self._rows), super().model())
 
 
+class Slow(Plain):
+    """The same with a state that takes `seconds` to write."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def model(self) -> nn.Module:
+        network = super().model()
+        network.register_state_dict_post_hook(lambda *_: time.sleep(self._seconds))
+        return network
+
+
 class Table(nn.Module):
     """Adds a row of weights, chosen by the first column, to each sample of 5 columns."""
 

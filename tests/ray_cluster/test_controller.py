@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -14,8 +15,10 @@ import ray
 
 from rlpto.core.cluster import Node
 from rlpto.io.errors import ClusterError, JobError
+from rlpto.ray_cluster import controllers
 from rlpto.ray_cluster.controllers import alive_nodes, control_node, find_controllers
 from rlpto.ray_cluster.job.controller import start_controller
+from rlpto.ray_cluster.measuring import CommandedJob
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import Trainer
@@ -24,7 +27,7 @@ from rlpto.store.logs import LOG
 from rlpto.store.program_keys import SCRIPTS
 from tests.ray_cluster.conftest import NODES
 from tests.ray_cluster.programs import weights_of
-from tests.ray_cluster.running import KILL, SESSION, Running, make_spec
+from tests.ray_cluster.running import FREEZE, KILL, SESSION, Running, make_spec
 
 LOOP: dict[str, Any] = {
     "training": SCRIPTS,
@@ -165,3 +168,21 @@ def test_a_second_cluster_in_the_same_process_is_refused_and_harms_nothing() -> 
         LocalCluster([Node(1)])
     assert ray.is_initialized()
     assert len(alive_nodes()) == NODES + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("answers", "kept"), [(True, True), (False, False)])
+def test_a_controller_has_time_to_write_its_last_checkpoint_as_long_as_it_answers(
+    ray_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool, kept: bool
+) -> None:
+    monkeypatch.setattr(controllers, "STOP_TIMEOUT_S", 1.0)
+    slow: dict[str, Any] = {"training": "tests.ray_cluster.programs:Slow", "options": {"seconds": 5.0}}
+    with Running(ray_cluster, make_spec(tmp_path, checkpoint_interval=1000.0, **slow)) as job:
+        job.command([ray_cluster.node_ids[0]])
+        step = job.steps(10).step
+        if not answers:
+            os.kill(job.report().pid, FREEZE)
+        last = CommandedJob.stop(job)
+    found = read_newest(tmp_path)
+    assert (last is not None, found is not None) == (kept, kept)
+    assert found is None or found[0].step >= step

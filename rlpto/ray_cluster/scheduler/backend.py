@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from rlpto.ray_cluster.controllers import (
     HEARTBEAT_TIMEOUT_S,
     KILL_TIMEOUT_S,
     START_TIMEOUT_S,
-    STOP_TIMEOUT_S,
+    Stopping,
     alive_nodes,
     control_node,
     controller_exists,
@@ -114,10 +115,12 @@ class _Call:
 
 @dataclass
 class _Ending:
-    """A controller that is ending. answer: pending answer to `stop`, or to the kill if `killed`; None if there is
-    nothing to wait for. by: deadline [s, monotonic]. reason: why it had to end."""
+    """A controller that is ending. stopping: None if it was not asked to stop. answer: pending answer to `stop`, or to
+    the kill if `killed`; None if there is nothing to wait for. by: when it is killed in any case, or is given up if
+    `killed` [s, monotonic]. reason: why it had to end."""
 
     handle: Any
+    stopping: Stopping | None
     answer: Any
     by: float
     reason: str = ""
@@ -285,14 +288,15 @@ class RayBackend:
         """Kill a controller; `gone` will include it."""
         handle = self._handles.pop(job, None)
         if handle is not None:
-            self._ending[job] = _Ending(handle, None, 0.0, reason)
+            self._ending[job] = _Ending(handle, None, None, 0.0, reason)
         self._asked = {answer: call for answer, call in self._asked.items() if call.job != job}
 
     def end(self, job: str) -> None:
         """Ask a controller to end."""
         handle = self._handles.pop(job, None)
         if handle is not None:
-            self._ending[job] = _Ending(handle, handle.stop.remote(), time.monotonic() + STOP_TIMEOUT_S)
+            stopping = Stopping(handle)
+            self._ending[job] = _Ending(handle, stopping, stopping.answer, math.inf)
         elif job not in self._ending:
             self._gone[job] = ""
 
@@ -306,7 +310,8 @@ class RayBackend:
             if answered and not ending.killed:
                 # It now ends by itself; Ray would report a kill meanwhile as a fault, at length.
                 ending.by = min(ending.by, now + KILL_TIMEOUT_S)
-            if not ending.killed and now >= ending.by:
+            overdue = ending.stopping is not None and not answered and ending.stopping.overdue()
+            if not ending.killed and (overdue or now >= ending.by):
                 ending.killed, ending.by = True, now + KILL_TIMEOUT_S
                 ending.answer = kill_controller(ending.handle)
                 answered = ending.answer is None
