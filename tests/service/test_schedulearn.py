@@ -22,8 +22,8 @@ from rlpto.store.rows import find
 from rlpto.store.status import decisions, predictions, queue
 from tests.service.served import TINY, Served, served
 
-NODES, GPUS = 3, 2
-JOBS = 6
+NODES, GPUS = 2, 2
+JOBS = 4
 HELD_EPOCHS = 100.0
 """Epochs of a job that is held: it trains for five minutes, or seconds once it is released."""
 
@@ -123,7 +123,7 @@ def all_spans_ended(service: Served, *jobs: str) -> bool:
 
 @pytest.mark.slow
 def test_s2_elastic_fifo_uses_what_fifo_leaves_idle(service: Served) -> None:
-    most = 3
+    most = 2
     found = {}
     for policy in ("fifo", "elastic_fifo"):
         service.switch(policy)
