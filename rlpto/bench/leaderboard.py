@@ -39,12 +39,13 @@ class Entry:
         """Whether it has all cases that count in the division."""
         return not self.scores.missing
 
-    def cells(self, first: Entry) -> dict[str, str]:
-        """Its row of the table, with its paired difference from the first entry."""
+    def cells(self, first: Entry, rank: str) -> dict[str, str]:
+        """Its row of the table, with its rank and its paired difference from the first entry."""
         score, low, high = self.scores.interval
         behind, mean = self.scores.drawn - first.scores.drawn, self.scores.mean
         paired = "{:+.1f} [{:+.1f}, {:+.1f}]".format(score - first.scores.interval[0], *between(behind))
         return {
+            "rank": rank,
             "policy": self.card.name + (f" ({seeds} seeds)" if (seeds := len(self.card.policies)) > 1 else ""),
             "score": f"{score:.1f} [{low:.1f}, {high:.1f}]",
             "to the first (paired)": "" if self is first else paired,
@@ -97,6 +98,17 @@ def _submissions(folder: Path) -> list[Path]:
     return folders
 
 
+def ranks(entries: Sequence[Entry]) -> list[str]:
+    """The ranks that each entry may have: of two entries one is ahead if the paired interval is off zero."""
+    drawn = np.stack([entry.scores.drawn for entry in entries])
+    found = []
+    for own in drawn:
+        low, high = np.array([between(other - own) for other in drawn]).T
+        ahead, not_behind = int((low > 0).sum()) + 1, len(drawn) - int((high < 0).sum())
+        found.append(str(ahead) if ahead == not_behind else f"{ahead} to {not_behind}")
+    return found
+
+
 def page(divisions: dict[str, list[Entry]]) -> str:
     """The leaderboard in Markdown."""
     lines = [
@@ -105,7 +117,9 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         f"rlpto-bench, version {VERSION}. A case scores 0 with the mean JCT of `fifo`, and 100 with its lower bound,",
         "which no policy can reach. A score is the mean over the cases of a division that count. Intervals are 95 %",
         f"bootstrap intervals over windows, and seeds of training where there are several ({RESAMPLES:,} resamples);",
-        "differences are paired by window. How cases are run and checked: [bench.md](bench.md).",
+        "differences are paired by window. A policy is ahead of another one if the interval of their difference is off",
+        "zero; a range of ranks has the policies that cannot be told apart. How cases are run and checked:",
+        "[bench.md](bench.md).",
         "`rlpto bench table submissions -o docs/leaderboard.md --plot docs/images/leaderboard.png` wrote this page.",
         "",
         "![Scores of all submissions](images/leaderboard.png)",
@@ -115,7 +129,8 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         if entries:
             lines += ["", f"## {HEADINGS[division]}", "", ABOUT[division]]
         if ranked:
-            lines += ["", *markdown_table([entry.cells(ranked[0]) for entry in ranked])]
+            rows = [entry.cells(ranked[0], rank) for entry, rank in zip(ranked, ranks(ranked), strict=True)]
+            lines += ["", *markdown_table(rows)]
         if entries:
             lines += ["", "Score by case:", "", *markdown_table(_by_case(entries, division))]
     return "\n".join(lines) + "\n"

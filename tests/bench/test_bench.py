@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from rlpto.bench.dataset import record
-from rlpto.bench.leaderboard import entries_of, page
+from rlpto.bench.leaderboard import entries_of, page, ranks
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, run, verify
-from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, case_env, cases, digests, find_case
+from rlpto.bench.suite import FIFO_FILE, FOLDER, REALISTIC, VERSION, case_env, cases, digests, find_case
 from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import CheckpointError, ConfigError
@@ -337,3 +337,9 @@ def test_the_leaderboard_is_that_of_the_submissions() -> None:
     divisions, left_out = entries_of([SUBMISSIONS])
     assert left_out == []
     assert page(divisions) == (REPOSITORY / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+
+
+def test_policies_that_cannot_be_told_apart_share_their_ranks() -> None:
+    index, fifo = entries_of([SUBMISSIONS / name for name in ("index", "fifo")])[0][REALISTIC]
+    assert ranks([index, fifo]) == ["1", "2"]
+    assert ranks([index, index, fifo]) == ["1 to 2", "1 to 2", "3"]
