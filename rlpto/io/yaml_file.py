@@ -27,6 +27,7 @@ _LONGEST_VALUE = 100_000
 _DEEPEST = 100
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _BRACKET = re.compile(r"[\[\]{}]")
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's if there is one, which is six times as fast
 _TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:binary")
 
 
@@ -92,29 +93,36 @@ def _documents(
     text: str, source: Path | str, expected: str, error: type[RlptoError]
 ) -> Iterator[tuple[Any, dict[Location, int]]]:
     """Data of every document of a text, and the lines of its keys."""
-    if _depth(text) > _DEEPEST:
-        raise error(f"{source}: not valid YAML: brackets nested too deeply, expected {expected}")
     try:
-        loader: Any = yaml.SafeLoader(text)
+        if _is_deep(text):
+            raise RecursionError
+        loader: Any = _Loader(text)
         while loader.check_node():
             root = loader.get_node()
             lines = _lines(root)
             yield loader.construct_document(root), lines
     except yaml.MarkedYAMLError as broken:
         mark = (broken.problem_mark or broken.context_mark) if isinstance(source, Path) else None
-        place = f"{source}:{mark.line + 1}" if mark else str(source)
+        place = f"{source}:{min(mark.line, text.count(chr(10))) + 1}" if mark else str(source)
         raise error(
             f"{place}: not valid YAML: {one_line(broken.problem or broken.context or 'broken')}, expected {expected}"
         ) from None
     except RecursionError:
-        raise error(f"{source}: not valid YAML: brackets nested too deeply, expected {expected}") from None
+        raise error(f"{source}: not valid YAML: nested too deeply, expected {expected}") from None
     except (yaml.YAMLError, *PARSER_ERRORS) as broken:  # such as an impossible date
         raise error(f"{source}: not valid YAML: {one_line(broken)}, expected {expected}") from None
 
 
-def _depth(text: str) -> int:
-    """Depth of nested brackets anywhere in the text. The parser would take long to reject deep nesting."""
-    return max(accumulate(_BRACKETS[bracket] for bracket in _BRACKET.findall(text)), default=0)
+def _is_deep(text: str) -> bool:
+    """Whether values are nested too deeply, at which libyaml ends the process. It is slow to reject open brackets."""
+    if max(accumulate(_BRACKETS[bracket] for bracket in _BRACKET.findall(text)), default=0) > _DEEPEST:
+        return True
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            return True
+    return False
 
 
 def _lines(root: yaml.Node) -> dict[Location, int]:

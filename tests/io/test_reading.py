@@ -46,6 +46,8 @@ YAML_BOMBS = {
     "recursive": ("name: &a [*a]\n", "an alias stands for something it is part of"),
     "merged": ("a: &a {x: &b {<<: *b}}\n", "an alias stands for something it is part of"),
     "deep": ("[" * 5000, "nested too deeply"),
+    "deep list": ("a:\n" + "- " * 500_000 + "b", "nested too deeply"),
+    "deep key": ("? " * 500_000 + "b", "nested too deeply"),
     "number": ("seed: 0x" + "f" * 5000, "a number of 5002 characters"),
     "base 60": ("seed: 1" + ":1" * 3_000, "a number of 6001 characters"),
     "size": ("# " + "x" * 2 * MIB, "2 MiB, expected"),
