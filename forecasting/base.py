@@ -247,7 +247,8 @@ class Forecaster:
         point, mean = (np.clip(part, 0.0, most) for part in (found.point, found.mean))
         quantiles, middle = np.clip(found.quantiles, 0.0, most[..., None]), point[..., None]
         quantiles = np.where(levels < 0.5, np.minimum(quantiles, middle), quantiles)
-        return Batch(point, mean, np.where(levels > 0.5, np.maximum(quantiles, middle), quantiles))
+        quantiles = np.where(levels > 0.5, np.maximum(quantiles, middle), quantiles)
+        return Batch(point, mean, np.maximum.accumulate(quantiles, axis=-1))  # interpolation rounds
 
     def _around(self, point: FloatArray, levels: FloatArray) -> Batch:
         """Add quantiles, from errors on the fitted series, to point forecasts [N, H], which serve as means too."""

@@ -29,6 +29,8 @@ THRESHOLDS = np.array([0.3, 0.4, 0.5])
 
 FEATURES = 5
 """Number of columns on which the mean is regressed."""
+LEAST_RIDGE = 1e-9
+"""Ridge relative to the largest squared feature, where the features are collinear to machine precision."""
 
 MEAN_PRIOR = np.array([0.5, 0.2, 0.15, 0.15, 0.0])
 """[FEATURES] prior coefficients of the point, mean of the learnt quantiles, raw ARIMA, daily mean, a constant."""
@@ -171,13 +173,24 @@ def combine(
                 bounds[i, h, q] = _bound(state, rules, own, q, np.log1p(point[i, h]), spread[i, h, q])
             sort(bounds[i, h])
             features[i, h, 0] = point[i, h]
-            slopes, expected = np.linalg.solve(state.gram[own], state.moment[own]), 0.0
+            slopes, expected = _slopes(state.gram[own], state.moment[own]), 0.0
             for a in range(FEATURES):
                 expected += slopes[a] * features[i, h, a]
             mean[i, h] = max(expected, 0.0)
         if learning:
             _keep(state, seen, spread[i], bounds[i], features[i])
     return Combined(point, mean, bounds)
+
+
+@njit()
+def _slopes(gram: FloatArray, moment: FloatArray) -> FloatArray:
+    """Return the coefficients [FEATURES] of the mean. If counts grow by many orders of magnitude, the prior's ridge
+    vanishes in rounding, and a ridge relative to the counts takes its place."""
+    try:
+        return np.linalg.solve(gram, moment)
+    except Exception:  # compiled code can name no other exception
+        ridge = LEAST_RIDGE * max(np.diag(gram).max(), 1.0)
+        return np.linalg.solve(gram + ridge * np.eye(FEATURES), moment + ridge * MEAN_PRIOR)
 
 
 @njit()

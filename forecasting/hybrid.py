@@ -8,7 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.forecasting.base import NO_LEVELS, SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
-from rlpto.forecasting.combine import FEATURES, FIXED, CombinationRules, CombinationState, Combined, combine, new_state
+from rlpto.forecasting.combine import (
+    FEATURES,
+    FIXED,
+    LEAST_RIDGE,
+    CombinationRules,
+    CombinationState,
+    Combined,
+    combine,
+    new_state,
+)
 from rlpto.forecasting.features import VALIDATION
 from rlpto.forecasting.gru import MEDIAN, QUANTILES, GruForecaster, at_levels, mean_of, spread_of
 from rlpto.forecasting.registry import make_forecaster
@@ -186,5 +195,6 @@ class HybridForecaster(Forecaster):
         learnt = state.arrays_like("combined", blank)
         # Constants are not taken from a file.
         self._learnt = learnt._replace(**{name: getattr(blank, name) for name in FIXED})
-        np.linalg.cholesky(learnt.gram)  # raises an error if it cannot be solved
+        largest = np.maximum(np.abs(learnt.gram).max(axis=(1, 2), keepdims=True), 1.0)
+        np.linalg.cholesky(learnt.gram + LEAST_RIDGE * largest * np.eye(FEATURES))  # an error if it cannot be solved
         self._now = state.arrays_like("now", Combined(steps, steps, np.zeros((1, self.horizon, len(QUANTILES)))))

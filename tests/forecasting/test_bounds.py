@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.forecasting.base import LARGEST_GROWTH, Forecaster
+from rlpto.forecasting.base import LARGEST_GROWTH, Batch, Forecaster
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.naive import Naive
@@ -92,6 +93,24 @@ def test_bounds_follow_what_a_moved_or_saved_forecaster_was_fitted_on() -> None:
     quiet = fitted.moved(TimeSeries(np.array([0.0, 60.0]), 3600.0))
     assert quiet.predict(2).point.tolist() == [60, 60]
     assert Naive.from_state(fitted.state(), "a file").moved(quiet._observed())._largest == 50
+
+
+def test_quantiles_ascend_whatever_rounding_does() -> None:
+    class Rounded(Naive):
+        def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
+            found = super()._batch(series, origins, horizon, levels)
+            return replace(found, quantiles=found.point[..., None] - 1e-9 * np.arange(len(levels)))
+
+    found = Rounded().fit(np.full(20, 50.0), step="1h").predict(3, LEVELS)
+    check(found.point, found.mean, found.values, 50.0)
+
+
+def test_counts_that_grow_by_many_orders_of_magnitude_are_forecast() -> None:
+    forecaster = QUICK["hybrid"]().fit(np.ones(30), step="1h").update(np.full(5, 1e11))
+    found = forecaster.predict(3, LEVELS)
+    check(found.point, found.mean, found.values, 1e11)
+    again = HybridForecaster.from_state(forecaster.state(), "a file").predict(3, LEVELS)
+    np.testing.assert_array_equal(again.values, found.values)
 
 
 def test_a_forecast_that_is_nan_is_refused() -> None:
