@@ -29,7 +29,7 @@ install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with all that tests and checks need
 
-test: $(VENV)/.dev  ## run all tests but the slow ones: about 9 minutes on two cores, real training on local Ray clusters included
+test: $(VENV)/.dev  ## run all tests but the slow ones: about 8 minutes on two cores, real training on local Ray clusters included
 	.ci/chromium
 	$(TESTS)
 
