@@ -187,10 +187,11 @@ def _slopes(gram: FloatArray, moment: FloatArray) -> FloatArray:
     """Return the coefficients [FEATURES] of the mean. If counts grow by many orders of magnitude, the prior's ridge
     vanishes in rounding, and a ridge relative to the counts takes its place."""
     try:
-        return np.linalg.solve(gram, moment)
+        slopes = np.linalg.solve(gram, moment)
     except Exception:  # compiled code can name no other exception
         ridge = LEAST_RIDGE * max(np.diag(gram).max(), 1.0)
-        return np.linalg.solve(gram + ridge * np.eye(FEATURES), moment + ridge * MEAN_PRIOR)
+        slopes = np.linalg.solve(gram + ridge * np.eye(FEATURES), moment + ridge * MEAN_PRIOR)
+    return slopes.astype(np.float64)
 
 
 @njit()
