@@ -41,12 +41,13 @@ CLUSTERS = (
         "chaos",
         "trainings_on_ray",
         "workers",
-        "pages_as_typed",
     ),
     ("schedulearn", "own_clusters", "commands", "first_job", "shipped_code", "autoscaling", "slurm", "pages_as_typed"),
     ("spanning_jobs",),
 )
 """Files with cluster tests, without `test_`: those of one row run in one process, the rows side by side."""
+PAGE = "tests/test_pages_as_typed.py::test_what_a_page_says_works_as_it_is_typed["
+"""Tests that each run in any process: a page without a cluster takes minutes."""
 DEAR = ("frozen", "training", "all", "openapi", "browser", "months")
 """Files of the longest tests without a cluster, which start first, so that none of them is left for the end."""
 DEV_ONLY = (
@@ -98,28 +99,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark cluster tests, skip slow ones, and begin with files that take long. Cluster tests mostly wait."""
     places = {}
     for item in items:
-        row = row_of(item.path)
+        row = None if item.nodeid.startswith(PAGE) else row_of(item.path)
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
         if item.get_closest_marker("cluster") and row is None:
             raise pytest.UsageError(f"{item.nodeid} needs a cluster: expected its file in tests/conftest.py:CLUSTERS")
         if item.get_closest_marker("slow") and not config.getoption("--all"):
             item.add_marker(pytest.mark.skip(reason="slow: runs with --all"))
-        dear = item.path.stem.removeprefix("test_") in DEAR
+        dear = item.nodeid.startswith(PAGE) or item.path.stem.removeprefix("test_") in DEAR
         places[item] = (2 if dear else 3) if row is None else row
     items.sort(key=places.__getitem__)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run a file, or a row of CLUSTERS, in one process, so that its fixtures are made once, in the order above."""
+    """Run a file, or a row of CLUSTERS, in one process, so that its fixtures are made once, in the order above. A PAGE
+    has none."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             row = row_of(Path(file))
-            return file if row is None else f"row {row}"
+            return nodeid if nodeid.startswith(PAGE) else file if row is None else f"row {row}"
 
     return Files(config, log) if config.getoption("dist") == "loadscope" else None
 

@@ -38,9 +38,11 @@ def typed(page: Path, slow: bool = True) -> Script:
     return script(page.read_text(encoding="utf-8"), slow, lambda path: (DATA / path).exists())
 
 
-def marks_of(page: Path) -> list[pytest.MarkDecorator]:
-    with_ray = re.search(r"--cluster ray|rlpto cluster up|rlpto serve", "\n".join(typed(page).lines))
-    return [pytest.mark.slow, pytest.mark.cluster] if with_ray else [pytest.mark.slow]
+def is_on_ray(page: Path) -> bool:
+    return bool(re.search(r"--cluster ray|rlpto cluster up|rlpto serve", "\n".join(typed(page).lines)))
+
+
+ON_RAY = [page for page in PAGES if is_on_ray(page)]
 
 
 def fresh_copy(folder: Path) -> Path:
@@ -56,15 +58,29 @@ def fresh_copy(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("page", "slow"),
     [
-        pytest.param(README, False, marks=pytest.mark.slow, id="README.md, quick"),
-        *(pytest.param(page, True, id=name_of(page), marks=marks_of(page)) for page in PAGES),
+        pytest.param(README, False, id="README.md, quick"),
+        *(pytest.param(page, True, id=name_of(page)) for page in PAGES if page not in ON_RAY),
     ],
 )
 def test_what_a_page_says_works_as_it_is_typed(page: Path, slow: bool, tmp_path: Path) -> None:
+    type_page(page, slow, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("page", ON_RAY, ids=name_of)
+def test_what_a_page_says_works_on_ray(page: Path, tmp_path: Path) -> None:
+    type_page(page, True, tmp_path)
+
+
+def type_page(page: Path, slow: bool, tmp_path: Path) -> None:
+    """Type all commands of a page in a fresh copy of the project. Nothing that they have started stays."""
     folder, commands, output = fresh_copy(tmp_path / "rlpto"), tmp_path / "commands.sh", tmp_path / "output"
     made = typed(page, slow)
     assert not made.wrong
