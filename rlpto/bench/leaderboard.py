@@ -118,7 +118,7 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         "which no policy can reach. A score is the mean over the cases of a division that count. Intervals are 95 %",
         f"bootstrap intervals over windows, and seeds of training where there are several ({RESAMPLES:,} resamples);",
         "differences are paired by window. A policy is ahead of another one if the interval of their difference is off",
-        "zero; a range of ranks has the policies that cannot be told apart. How cases are run and checked:",
+        "zero; a range of ranks has the policies that cannot be distinguished. How cases are run and checked:",
         "[bench.md](bench.md).",
         "`rlpto bench table submissions -o docs/leaderboard.md --plot docs/images/leaderboard.png` wrote this page.",
         "",

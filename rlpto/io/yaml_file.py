@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,8 +23,6 @@ _LONGEST_NUMBER = 400
 _LONGEST_VALUE = 100_000
 """Most characters of a value typed on a command line."""
 _DEEPEST = 100
-_BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
-_BRACKET = re.compile(r"[\[\]{}]")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's if there is one, which is six times as fast
 _TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:binary")
 
@@ -114,9 +110,7 @@ def _documents(
 
 
 def _is_deep(text: str) -> bool:
-    """Whether values are nested too deeply, at which libyaml ends the process. It is slow to reject open brackets."""
-    if max(accumulate(_BRACKETS[bracket] for bracket in _BRACKET.findall(text)), default=0) > _DEEPEST:
-        return True
+    """Whether values are nested deeper than `_DEEPEST`. Far deeper ones overflow libyaml's stack: the process ends."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -339,7 +339,7 @@ def test_the_leaderboard_is_that_of_the_submissions() -> None:
     assert page(divisions) == (REPOSITORY / "docs" / "leaderboard.md").read_text(encoding="utf-8")
 
 
-def test_policies_that_cannot_be_told_apart_share_their_ranks() -> None:
+def test_policies_that_cannot_be_distinguished_share_their_ranks() -> None:
     index, fifo = entries_of([SUBMISSIONS / name for name in ("index", "fifo")])[0][REALISTIC]
     assert ranks([index, fifo]) == ["1", "2"]
     assert ranks([index, index, fifo]) == ["1 to 2", "1 to 2", "3"]

@@ -115,7 +115,7 @@ def _enter_session(path: Path) -> None:
     gain, late = np.array([[0.1, 0.2, 0.3]]), np.array([[9.0, 0.0, 30.0]])
     passed = intervals(gain, 60.0, 120.0, 5.0, late)
     with SessionDatabase(path) as database:
-        database.enter_jobs([(spec, 60.0 * i) for i, spec in enumerate(specs)])
+        database.enter_jobs([(spec, 60.0 * i) for i, spec in enumerate(specs)], 0.0)
         for key in ("began", "beat"):
             database.set_fact(key, "5.0")
         database.node_up(NodeInfo("n1", 4, host="host"), 0.0)

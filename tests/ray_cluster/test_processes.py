@@ -130,8 +130,8 @@ def test_the_reason_why_a_raylet_has_ended_is_in_its_log(tmp_path: Path) -> None
 def test_that_a_killed_driver_has_lost_its_node_is_said(here: Path, store: bool, silenced: str, printed: str) -> None:
     program = (
         "import os, sys\n"
-        "from rlpto.ray_cluster.nodes.environment import last_words\n"
-        f"with last_words(sys.argv[1], 'gone') as silence:\n    silence{silenced}\n    os.kill(os.getpid(), 9)\n"
+        "from rlpto.ray_cluster.nodes.environment import report_lost_node\n"
+        f"with report_lost_node(sys.argv[1], 'gone') as silence:\n    silence{silenced}\n    os.kill(os.getpid(), 9)\n"
     )
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(here / "store"))

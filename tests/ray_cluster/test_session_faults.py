@@ -268,13 +268,13 @@ class TestSessionDatabase:
             assert looking.result() >= len(paths)
 
     def test_other_jobs_in_the_same_file_are_refused(self, database: SessionDatabase) -> None:
-        database.enter_jobs([(spec("a"), 0.0)])
+        database.enter_jobs([(spec("a"), 0.0)], 0.0)
         with pytest.raises(ClusterError, match="a session with other jobs"):
-            database.enter_jobs([(spec("a"), 1.0)])
+            database.enter_jobs([(spec("a"), 1.0)], 0.0)
 
     def test_a_job_with_a_rule_for_stopping_is_read_back_as_it_was_entered(self, database: SessionDatabase) -> None:
         entered = replace(spec("a"), stop=StopRule(gain=0.01), options={"width": 3})
-        database.enter_jobs([(entered, 0.0)])
+        database.enter_jobs([(entered, 0.0)], 0.0)
         ((text,),) = database.rows("SELECT spec FROM jobs")
         assert JobSpec.from_json(text) == entered
 
@@ -304,7 +304,7 @@ def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
     database = tmp_path / "ray" / "fifo-jobs-0" / "state.sqlite"
     assert newest_database(tmp_path) is None
     with SessionDatabase(database) as own:
-        own.enter_jobs([(spec(f"job-{number}", 8.0), 0.0) for number in range(3)])
+        own.enter_jobs([(spec(f"job-{number}", 8.0), 0.0) for number in range(3)], 0.0)
         for number, gpus in ((0, 3), (1, 2), (0, 1), (1, 0)):
             own.change(1.0, f"job-{number}", gpus, 0.5, ())
         own.set_job("job-0", progress=2.0)

@@ -97,7 +97,7 @@ class SessionDatabase(Store):
 
     # jobs
 
-    def enter_jobs(self, jobs: Sequence[tuple[JobSpec, float]], began: float = 0.0, growing: bool = False) -> None:
+    def enter_jobs(self, jobs: Sequence[tuple[JobSpec, float]], began: float, growing: bool = False) -> None:
         """Set second 0 of the session to `began` [s since 1970], and enter the workload unless already present:
         controllers' specifications and submit times.
 
