@@ -117,6 +117,7 @@ class FakeBackend:
     gpu_types: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     drained: list[tuple[str, float]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
     announced: dict[str, float] = field(default_factory=dict)
     silent: dict[str, float] = field(default_factory=dict)
     cut_off: float = 0.0
@@ -138,6 +139,8 @@ class FakeBackend:
 
     def drain(self, node: str, seconds: float) -> str:
         self.drained.append((node, seconds))
+        if self.refusals:
+            return self.refusals.pop()
         if not self.gpus.pop(node, 0):
             return "there is no such node"
         self.announced[node] = self.world.wall + seconds

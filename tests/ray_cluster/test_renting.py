@@ -148,19 +148,32 @@ def test_a_node_boots_is_paid_from_request_to_return_and_starts_hidden(tmp_path:
     assert record.decisions.cost.sum() == pytest.approx(record.rented.cost.sum())
 
 
+FOUR = ", ".join(
+    f"{{name: {name}, model: small, submit: 0, epochs: {epochs}, gpus: 1, max_gpus: 1}}"
+    for name, epochs in (("a", 20), ("b", 60), ("c", 20), ("d", 60))
+)
+
+
 @pytest.mark.slow
 def test_jobs_leave_a_node_that_is_not_worth_its_price_and_lose_nothing(tmp_path: Path) -> None:
-    jobs = ", ".join(
-        f"{{name: {name}, model: small, submit: 0, epochs: {epochs}, gpus: 1, max_gpus: 1}}"
-        for name, epochs in (("a", 20), ("b", 60), ("c", 20), ("d", 60))
-    )
-    session = Session(tmp_path, f"[{jobs}]")
+    session = Session(tmp_path, f"[{FOUR}]")
     real, simulated = session.run("fifo@reactive"), session.simulated("fifo@reactive")
     assert [node for node, _ in session.backend.drained] == ["rented1"]
     (_, _, end), _ = session.machines.times
     assert end - session.began == pytest.approx(240.0, abs=2.0), "paid until its job has left"
     assert real.jobs.rescales.tolist() == simulated.jobs.rescales.tolist() == [0, 1, 0, 0]
     assert measure(real)["cost"] == pytest.approx(measure(simulated)["cost"], rel=0.05)
+
+
+def test_a_node_whose_end_cannot_be_announced_stays_rented_and_is_returned_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session(tmp_path, f"[{FOUR}]")
+    session.backend.refusals = ["the head is busy"]
+    record = session.run("fifo@reactive")
+    assert [node for node, _ in session.backend.drained] == ["rented1", "rented1"]
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert capsys.readouterr().err.count("node rented1 stays rented, since its end cannot be announced: the head") == 1
 
 
 def test_a_node_that_is_lost_is_paid_no_longer_and_asked_for_again(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ class LocalRental:
                 self._ask(group)
             while len(there) > count and (found := self._to_go(there, cluster, now)) is not None:
                 there.remove(found)
-                self._give_back(found, now)
+                self._give_back(found, now, cluster.database.say)
 
     def _of(self, rental: Rental) -> tuple[Node, RentedSettings]:
         node, settings = self._groups[rental.group]
@@ -220,11 +220,13 @@ class LocalRental:
         found = min((one for one in old if one.node), key=lambda one: held[one.node], default=None)
         return found if found and free >= node.gpus else None
 
-    def _give_back(self, rental: Rental, now: float) -> None:
-        """End a node. If jobs hold GPUs of it, announce its end first, and end it once they have left."""
+    def _give_back(self, rental: Rental, now: float, say: Callable[[str], None]) -> None:
+        """End a node. If jobs hold GPUs of it, announce its end first, and end it once they have left. A node that
+        cannot be announced stays, and the next decision tries again."""
         if rental.node in self.claimed():
-            if self._backend.drain(rental.node, DRAIN_S):
-                return  # it is already gone
+            if reason := self._backend.drain(rental.node, DRAIN_S):
+                say(f"node {rental.node[:8]} stays rented, since its end cannot be announced: {reason}")
+                return
             rental.leaves_by = now + DRAIN_S
         self._leave(rental)
         self._end_left()
