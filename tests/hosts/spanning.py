@@ -7,6 +7,7 @@ Tests and `benchmarks/ray_jobs.py hosts` share this file.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,8 +38,6 @@ HEAD, NODES, GPUS = 0, (1, 2), 2
 PORT = 6379
 PACE = 0.8
 """Seconds of a step with one worker: four of them make 5 steps/s."""
-NOTICE_S = 12.0
-"""Seconds after which a host that does not answer has to be known, with `ray.heartbeat_timeout` 10 s."""
 STEPS = 10
 PAUSE_S = 5.0
 """Shortest time without a step that counts as a pause: the database shows steps once a second."""
@@ -260,9 +259,9 @@ class Outcome:
     speed: steps/s during the fault. pauses: beginnings and lengths of times without a step. again: end of the last one;
     healed: the same from healing, 0 if it was before. whole: from healing until a checkpoint says that all GPUs train;
     restarted: after Ray had ended on the host and was started again. lost: steps that were trained again. planned:
-    plans during the fault that gave the job GPUs of a silent host. held: time for which the database showed the job on
-    such GPUs, apart from the first `NOTICE_S`. capacity: most GPUs that a decision had. distance: of the weights from
-    those of one undisturbed process (relative). said: lines on the terminal.
+    plans during the fault that gave the job GPUs of a silent host. left: when the database first showed the job without
+    such GPUs, NaN if never; held: time for which it showed the job on them again. capacity: most GPUs that a decision
+    had. distance: of the weights from those of one undisturbed process (relative). said: lines on the terminal.
     """
 
     speed: float
@@ -274,6 +273,7 @@ class Outcome:
     lost: int
     recoveries: int
     planned: int
+    left: float
     held: float
     capacity: int
     distance: float
@@ -309,7 +309,7 @@ def suffer(job: Evaluation, fault: Fault) -> Outcome:
     steps = [one for before, one in pairwise(samples) if one.step != before.step]
     pauses = [(a.time, b.time) for a, b in pairwise(steps) if b.time - a.time > PAUSE_S]
     again = pauses[-1][1] if pauses else began
-    late = [one for one in during if one.time > began + NOTICE_S]
+    late = [*dropwhile(lambda one: silent in one.hosts, during)] if fault.silent else []
     held = sum(b.time - a.time for a, b in pairwise(late) if silent in b.hosts)
     return Outcome(
         speed=(during[-1].step - during[0].step) / (ended - began),
@@ -321,7 +321,8 @@ def suffer(job: Evaluation, fault: Fault) -> Outcome:
         lost=sum(max(a.step - b.step, 0) for a, b in pairwise(samples)),
         recoveries=samples[-1].recoveries - samples[0].recoveries,
         planned=sum(silent in {nodes[node] for node in plan} for plan in plans) if fault.silent else 0,
-        held=held if fault.silent else 0.0,
+        left=late[0].time - began if late else math.nan,
+        held=held,
         capacity=max((row["capacity"] for row in job.table("decisions")[decided:]), default=0),
         distance=job.distance()[1],
         said=tuple(job.said()[lines:]),
