@@ -107,7 +107,7 @@ def perturbed(mean: FloatArray, rng: Generator, pairs: int, first: int = 0) -> F
 
 
 def evolve(learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str, float]:
-    """Move the mean along the gradient of the mean loss, estimated from pairs by the ranks of their losses.
+    """Move the mean against the gradient of the mean rank of the losses, estimated from pairs.
 
     drawn: [n, D] perturbed means of `Learner.draw`. losses: [n] loss of each; only their ranks matter.
     Returns figures to show.
@@ -138,8 +138,9 @@ def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray, settin
 
 @dataclass(frozen=True)
 class WeightSpace:
-    """Index weights by their trained parameters. start: [S] index weights at the origin. sigma: [S] one standard
-    deviation of perturbations; entries with 0 are not trained."""
+    """Policy parameters by the trained ones among them. S parameters: index weights, then those of the network if there
+    is one. start: [S] at the origin. sigma: [S] one standard deviation of perturbations; entries with 0 are not
+    trained."""
 
     start: FloatArray
     sigma: FloatArray
@@ -173,7 +174,7 @@ class WeightSpace:
         return int(np.count_nonzero(self.sigma))
 
     def index_weights(self, points: FloatArray) -> FloatArray:
-        """[n, S] index weights of points [n, size] in standard deviations."""
+        """[n, S] policy parameters of points [n, size] in standard deviations."""
         found = np.repeat(self.start[None], len(points), axis=0)
         found[:, self.sigma > 0] += points * self.sigma[self.sigma > 0]
         return found
@@ -278,7 +279,7 @@ class WindowTraining(TrainingLoop):
 
     @property
     def index_weights(self) -> FloatArray:
-        """[S] index weights that would be kept now."""
+        """[S] policy parameters that would be kept now."""
         found: FloatArray = self._space.index_weights(self._learner.average[None])[0]
         return found
 

@@ -171,7 +171,8 @@ class WindowForecasts:
         self._seen: BoolArray = np.zeros(64, dtype=np.bool_)
 
     def __call__(self, state: ClusterState) -> ClusterState:
-        """Return a state of the cluster with its forecast. No job comes and goes between two states."""
+        """Return a state of the cluster with its forecast. Call it for every state: a job that arrives and ends between
+        two calls is not counted."""
         jobs, last = state.jobs, int(state.jobs.index.max(initial=-1))
         if last >= len(self._seen):
             self._seen = np.concatenate([self._seen, np.zeros(last + 1, dtype=np.bool_)])

@@ -151,7 +151,7 @@ def _expand(
     reference: float,
     point: FloatArray,
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Half the negative log posterior at a point [7], its gradient [7] and its Gauss-Newton second derivatives."""
+    """Twice the negative log posterior at a point [7]; gradient [7] and Gauss-Newton matrix [7, 7] of half of it."""
     away = point - mean
     gradient, hessian = dgemv(1.0, precision.T, away, trans=1), precision.copy()
     cost = _add_errors(steps, reference, point, float(ddot(away, gradient)), gradient, hessian)

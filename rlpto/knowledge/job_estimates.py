@@ -65,7 +65,7 @@ class NoiseSlopes:
 
 
 class Observed(NamedTuple):
-    """Observations of M jobs of T types that wait for no fit.
+    """Latest observations of M jobs of T types. Compiled code also updates them when no fit is due.
 
     job_type: [M] number of each job's type. by_job, by_type: [M, 3], [T, 3] last observed `Statistics`; by_epoch:
     [T, P, 3] the last of each epoch; zeros if there are none. group: [M] jobs of one group share fits, and version: [M]
@@ -134,9 +134,9 @@ class JobEstimates:
         self._first_gpu_type: dict[int, int] = {}
         self._projections: dict[tuple[str, int, int], float] = {}
         self._unseen: dict[int, float] = {}
-        self._worth: dict[str, FloatArray] = {}
+        self._epoch_samples: dict[str, FloatArray] = {}
         self._stale: set[int] = set()
-        self._like: set[int] = set()
+        self._type_observed: set[int] = set()
         self._basis: dict[int, tuple[tuple[float, float] | None, float]] = {}
 
     @property
@@ -152,12 +152,17 @@ class JobEstimates:
         """Return the fit of a job's throughput on a GPU type, given by its number."""
         key = self._group[job], gpu_type
         if key not in self._fits:
-            own = self.type_of(job)
-            limits, exponent = self._source.limits(own.model, self._gpu_types[gpu_type]), METRICS[own.metric].exponent
+            job_type = self.type_of(job)
+            limits, exponent = (
+                self._source.limits(job_type.model, self._gpu_types[gpu_type]),
+                METRICS[job_type.metric].exponent,
+            )
             pooled = self._sizes.pooled[self._store.records["type_index"][job]]
             unit = self._sizes.unit(int(self._sizes.by_gpu_type[pooled, gpu_type]))
-            prior = prior_for(own.model, unit) if self._rules.method == "bayes" else None
-            self._fits[key] = ThroughputFit(limits, own.batch_size, self.tables.max_gpus, exponent, prior, max(unit, 1))
+            prior = prior_for(job_type.model, unit) if self._rules.method == "bayes" else None
+            self._fits[key] = ThroughputFit(
+                limits, job_type.batch_size, self.tables.max_gpus, exponent, prior, max(unit, 1)
+            )
         return self._fits[key]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:
@@ -210,41 +215,41 @@ class JobEstimates:
 
         seen: the last gradient statistics, observed in `epoch`.
         """
-        fit, own, refitted, changed = self.fit_of(job, gpu_type), self._number[job], False, False
+        fit, type_number, refitted, changed = self.fit_of(job, gpu_type), self._number[job], False, False
         for step in steps:
             refitted |= fit.observe(step)
         if refitted:
             self._first_gpu_type.setdefault(self._group[job], gpu_type)
             fit.fit()
         if self._rules.shared and min(seen) > 0:
-            self.observed.by_epoch[own, epoch] = seen
-            changed = self._slopes.learn(own, job, epoch, *seen)
+            self.observed.by_epoch[type_number, epoch] = seen
+            changed = self._slopes.learn(type_number, job, epoch, *seen)
         if refitted or seen != tuple(self.observed.by_job[job].tolist()):
             self._stale.add(job)
-        self.observed.by_job[job] = self.observed.by_type[own] = seen
+        self.observed.by_job[job] = self.observed.by_type[type_number] = seen
         self.observed.version[self._group[job]] += refitted or changed
         self._seeing_nothing.discard(job)
         if self._rules.shared:
-            (self._stale if refitted else self._like).update(self._present[own])
+            (self._stale if refitted else self._type_observed).update(self._present[type_number])
 
     def see_again(self, job: int, epoch: int) -> None:
         """Note that a job has observed the same steps and gradients in the same epoch again."""
-        seen, own = self.observed.by_job[job], self._number[job]
-        self.observed.by_type[own] = seen
+        seen, type_number = self.observed.by_job[job], self._number[job]
+        self.observed.by_type[type_number] = seen
         if self._rules.shared and seen.min() > 0:
-            self.observed.by_epoch[own, epoch] = seen
+            self.observed.by_epoch[type_number, epoch] = seen
 
     def have_trained(self, jobs: IntArray) -> None:
         """Note that jobs number [n] have trained: estimates of jobs of their types that never did may rest on them."""
         if self._rules.shared and self._seeing_nothing:
-            for own in {self._number[job] for job in jobs.tolist()}:
-                self._like.update(self._present[own])
+            for type_number in {self._number[job] for job in jobs.tolist()}:
+                self._type_observed.update(self._present[type_number])
 
     def refresh(self) -> None:
         """Update the tables with the latest observations."""
         if not self._rules.shown:
             self._stale.clear()
-            self._like.clear()
+            self._type_observed.clear()
             return
         if self._unseen:
             left = self._left(np.array(list(self._unseen)))
@@ -254,13 +259,13 @@ class JobEstimates:
             last = self.tables.epochs[[*self._types.first.values()]] - 1
             epoch = np.minimum(self._store.records["progress"][jobs].astype(np.int64), last)
             self._stale.update(jobs[epoch != [self._written[job] for job in self._types.first]].tolist())
-        for job in (self._like & self._seeing_nothing) - self._stale:  # their estimates rest on those of other jobs
+        for job in (self._type_observed & self._seeing_nothing) - self._stale:  # estimated from other jobs
             if self._rules.ahead or self._basis[job] != (self.seen_by(job), self.slope_of(job)):
                 self._stale.add(job)
         for job in self._stale & self._types.first.keys():
             self._write(job)
         self._stale.clear()
-        self._like.clear()
+        self._type_observed.clear()
 
     def _write(self, job: int) -> None:
         """Write the estimates of a job into its rows: fitted, projected from another GPU type, or by `unseen_hours`."""
@@ -279,16 +284,16 @@ class JobEstimates:
         epochs = range(tables.rates.shape[1]) if self._rules.ahead else range(now, now + 1)
         stages, scores_on = self._stages(job, (1.0, 0.0) if seen is None else seen), dict[int, list[Score]]()
         for gpu_type, fit in enumerate(fits):
-            own, fit_on = self._types.first[job] + gpu_type, gpu_type
+            row_type, fit_on = self._types.first[job] + gpu_type, gpu_type
             if fitted and gpu_type not in fitted:
                 fit_on = self._first_gpu_type.get(self._group[job], fitted[0])
             if fit_on not in scores_on:
                 scores_on[fit_on] = [fits[fit_on].score(*expected, slope) for _, expected in stages]
             scores = scores_on[fit_on]
-            tables.written[own] += 1
-            tables.sizes_seen[own] = fit.sizes
-            tables.speed_sigma[own, :, 1:] = scores[0].sigma
-            rates = tables.rates[tables.row[own, 0, 1] : tables.row[own, -1, -1] + 1]
+            tables.written[row_type] += 1
+            tables.sizes_seen[row_type] = fit.sizes
+            tables.speed_sigma[row_type, :, 1:] = scores[0].sigma
+            rates = tables.rates[tables.row[row_type, 0, 1] : tables.row[row_type, -1, -1] + 1]
             if hours is not None:
                 seconds = 3600.0 * hours * self._store.records["scale"][job]
                 rates[:, epochs.start : epochs.stop] = self._unseen[job] / seconds
@@ -306,9 +311,9 @@ class JobEstimates:
     def _samples_of(self, job: int) -> FloatArray:
         """[E] samples at the base batch that each epoch of a job's model takes."""
         model = self.type_of(job).model
-        if model not in self._worth:
-            self._worth[model] = self._source.epoch_samples(model)
-        return self._worth[model]
+        if model not in self._epoch_samples:
+            self._epoch_samples[model] = self._source.epoch_samples(model)
+        return self._epoch_samples[model]
 
     def _stages(self, job: int, seen: tuple[float, float]) -> list[tuple[int, tuple[float, float]]]:
         """First epochs of stages of a job, with the gradient statistics expected in each, at the base batch.
@@ -344,6 +349,6 @@ class JobEstimates:
             return 1.0
         key = self.type_of(job).model, seen_on, gpu_type
         if key not in self._projections:
-            on_seen, own = (self._source.one_gpu_throughput(key[0], self._gpu_types[at]) for at in key[1:])
-            self._projections[key] = own / on_seen
+            on_seen, on_target = (self._source.one_gpu_throughput(key[0], self._gpu_types[at]) for at in key[1:])
+            self._projections[key] = on_target / on_seen
         return self._projections[key]

@@ -82,8 +82,8 @@ class SpeedTables:
     have any size.
     most_servers: [T] int64, largest number of parameter servers of a job. Default: `servers`.
     score_rates: [R, P] float64, rates that policies see instead of `rates`, so they allocate GPUs by the metric by
-    which jobs choose their batch size. A job's own score with one GPU on one node counts as its rate there. Default:
-    `rates`.
+    which jobs choose their batch size. They are scaled so that on one GPU the score of a job's own type equals its
+    rate. Default: `rates`.
     sizes_seen, speed_sigma: [T] numbers of GPUs at which steps were measured, and [T, SPANS, K + 1] standard deviation
     of the logarithm of the speed, on one node and on several. Default: speeds are exact, or their errors are unknown.
     floor_size: [T, K + 1] int64, largest size up to k GPUs that is allowed on the type's GPU type, or 0; all zeros if
@@ -165,7 +165,7 @@ class SpeedTables:
         return replace(self, floor_size=np.take_along_axis(self.floor_size, sizes, axis=1))
 
     def take_over(self, other: SpeedTables, types: IntArray) -> None:
-        """Copy `types` [n] and their variants again from the original of these tables, if they were written since."""
+        """Copy `types` [n] and their variants from `other`, the original of these tables, if written since."""
         if self.written is None or other.written is None:
             return
         all_types = self.variants[types]

@@ -104,7 +104,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predicted start and finish of n jobs, without arrivals, and in the middle of the sampled futures.
+    """Predicted start and finish of n jobs without arrivals, with 80 % intervals over the sampled futures.
 
     ids: ids of the jobs. time, start, finish: fields of `JobForecast`. bounds: [2, 2, n] s of start and of finish.
     Default: no bounds, because nothing was forecast. NaN if a job does not start or finish with the nodes that are up.
@@ -135,9 +135,9 @@ class Predictions:
 class Predictor:
     """Makes predictions at intervals, alongside a scheduler.
 
-    queue, settings: of the scheduler, and of time in scratch clusters. publish: receives all predictions. failed:
-    receives the reason why there are none. interval: least s between two, on the clock `timer`. executor: where they
-    are computed. Default: a separate process. share: largest share of time spent there.
+    queue: the scheduler's settings. settings: how time passes in scratch clusters. publish: receives all predictions.
+    failed: receives the reason why there are none. interval: least s between two, on the clock `timer`. executor: where
+    they are computed. Default: a separate process. share: largest share of time spent there.
     """
 
     def __init__(
@@ -175,8 +175,10 @@ class Predictor:
             snapshot, remembering = take_snapshot(cluster, state), copy.deepcopy(frozen(policy))
             futures = None if sampled is None else sampled(snapshot)
             answer = self._executor.submit(look_ahead, snapshot, remembering, self._queue, self._settings, futures)
-        except BrokenProcessPool:
-            self._executor = own_process()
+        except BrokenProcessPool as error:
+            if self._own:
+                self._executor = own_process()
+            self._failed(f"{type(error).__name__}: {error}")
         except Exception as error:  # a plug-in may hold what cannot be copied
             self._failed(f"policy {name} cannot be copied: {error}")
         else:
@@ -258,5 +260,5 @@ def run_in(
 
 
 def prediction_settings(settings: SimulatorSettings) -> SimulatorSettings:
-    """Settings of time in predictions: real jobs train on while new workers start, and keep their nodes."""
+    """Settings of time in predictions: real jobs keep training while new workers start, and keep their nodes."""
     return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0})

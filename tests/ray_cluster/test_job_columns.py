@@ -215,8 +215,8 @@ def test_a_cancelled_job_and_one_of_another_class_are_counted_once(database: Ses
 
     def change() -> None:
         with database.transaction():
-            cluster.tracker.reclass("job0", 0)
-            cluster.tracker.withdraw("job1")
+            cluster.tracker.set_priority("job0", 0)
+            cluster.tracker.cancel("job1")
 
     play(Interrupted(cluster, 25.0, change), "fifo")
     first, cancelled, last = check(database)

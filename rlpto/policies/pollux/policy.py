@@ -37,7 +37,7 @@ class PolluxOptions(Settings):
     few of them count more."""
     min_util: float | None = Field(None, gt=0, le=1)
     """Least utility (pace per GPU relative to one GPU alone), below which fewer nodes are used. Without it only jobs
-    of the efficiency metric have thresholds, .60 and .90, each for itself."""
+    with the efficiency metric have thresholds, 0.60 and 0.90, applied to each job."""
     max_util: float | None = Field(None, gt=0, le=1)
     """Most utility. If fewer nodes are used, utility is brought near the middle of the two."""
 

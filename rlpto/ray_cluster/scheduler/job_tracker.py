@@ -28,8 +28,8 @@ from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.store.jobs import EXPECTED
 
 STARTS = "starts"
-"""Database key of the seconds from the decision that gave a job its first GPUs to its first step, for the jobs that
-started last."""
+"""Database key of the newest start delays: seconds from the decision that gave a job its first GPUs to its first
+step."""
 STARTS_KEPT = 20
 
 
@@ -254,8 +254,8 @@ class JobTracker:
 
     def nodes_down(self, nodes: Sequence[str]) -> None:
         """Remove nodes. Their jobs continue on their remaining GPUs, or wait if these are too few."""
-        left = self._nodes.remove(nodes, self.time)
-        after = remaining_plans(self._commands.claims, left, self._keeps)
+        surviving = self._nodes.remove(nodes, self.time)
+        after = remaining_plans(self._commands.claims, surviving, self._keeps)
         self.give(after)
         self._take_planned_types(after)
         self.changed = True
@@ -267,14 +267,14 @@ class JobTracker:
         return size if size >= self.store.min_gpus[number] else 0
 
     def let_in_until(self, time: float, least: int = 0) -> None:
-        """Let in jobs submitted by a time, and in any case the first `least` jobs."""
+        """Activate jobs submitted by a time, and in any case the first `least` jobs."""
         while self.submitted < len(self.jobs) and (self.submitted < least or self.next_submit <= time):
             self.columns.let_in(self.submitted, self.time)
             self.database.let_in(self.ids[self.submitted], self.time)
             self.submitted += 1
             self.changed = True
 
-    def withdraw(self, job: str) -> None:
+    def cancel(self, job: str) -> None:
         """Cancel a job, unless it has already ended."""
         number = self._number.get(job)
         if number is None or self.columns.failed[number] or self.columns.finished[number]:
@@ -288,7 +288,7 @@ class JobTracker:
         self._commands.end(job)
         self.changed = True
 
-    def reclass(self, job: str, priority: int) -> None:
+    def set_priority(self, job: str, priority: int) -> None:
         """Move a job to another priority class, and reset its priority rises."""
         number = self._number.get(job)
         if number is not None:
@@ -348,7 +348,7 @@ class JobTracker:
                 self.estimates.show_unseen(self._work(unseen) / (3600 * hours))
             own, types = self.estimates.tables, self.estimates.type_of
         self.estimated = own
-        if self._starts:  # median of measured start times and the tables' delay
+        if self._starts:  # median of measured start delays and the tables' delay
             seen = np.repeat(np.array(self._starts)[:, None], len(own.types), axis=1)
             self.estimated = replace(own, rescale_delay=np.median(np.vstack([own.rescale_delay, seen]), axis=0))
         self.columns.delay[:] = self.estimated.rescale_delay[types]
@@ -367,7 +367,7 @@ class JobTracker:
         self._take_types(state.jobs.index, types)
 
     def _take_types(self, index: IntArray, types: IntArray) -> None:
-        """Set the types [n] of jobs `index` [n] that policies see, and without estimates are their own."""
+        """Set the types [n] that policies see for jobs `index` [n]; without estimates, also the jobs' actual types."""
         self.store.estimated_type[index] = types
         if self.estimates is None:
             self.store.type_index[index] = types

@@ -143,14 +143,14 @@ class JobQueueSource:
         if request.kind == "priority":
             priority = PRIORITY_CLASSES.index(str(request.body["priority"]))
             answer(self._store, request.seq, self._wall())
-            tracker.reclass(row.id, priority)
+            tracker.set_priority(row.id, priority)
             return True
         if row.state in ("submitted", "checking") and row.id not in self._given:
             with self._store.transaction():
                 self._set(row, "cancelled", f"cancelled by {request.by}")
                 answer(self._store, request.seq, self._wall())
             return False
-        tracker.withdraw(row.id)
+        tracker.cancel(row.id)
         return True
 
     def _drain(self, request: Request) -> None:

@@ -27,7 +27,7 @@ CHECK_INTERVAL_S = 2.0
 """Interval between checks of the reader's rights in a stream without events."""
 _REFUSED = "the token has ended, or its user may not read this any more"
 _AT_ONCE = 500
-_RESUME = "Go on after this event; none: from now on."
+_RESUME = "Resume after this event. Default: from now on; with `job` or `once`, from the first stored event."
 _EVENT_SCHEMA = {
     "type": "object",
     "properties": {
