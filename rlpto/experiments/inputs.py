@@ -10,11 +10,10 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,14 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import run_cell
 from rlpto.experiments.on_host import Stored
-from rlpto.experiments.run_folder import spec_files
+from rlpto.experiments.run_folder import plugins_of, spec_files
 from rlpto.io.errors import ClusterError, ConfigError, RlptoError, refusals_as
 from rlpto.io.files import digest
 from rlpto.io.paths import EXAMPLES
 from rlpto.io.settings import Settings
 from rlpto.io.workers import Workers
-from rlpto.policies.registry import plugin_files
 from rlpto.policies.spec import parse_provisioner, parse_spec
+from rlpto.workloads.files import expand
 
 OWN = EXAMPLES, Path(rlpto.__file__).resolve().parent
 """Folders of files that come with RLPTO, which every host has."""
@@ -45,7 +44,7 @@ LIFETIME_S = 7 * 86_400.0
 class Inputs:
     """A configuration with the files that it names. config: with absolute paths on the host of origin. policies: its
     policies as they were written. files: a ZIP archive of the files outside RLPTO. own: `OWN` on the host of origin.
-    plugins: digests of its plug-in policies by name."""
+    plugins: digests of the packages of its policies and provisioners."""
 
     config: Config
     policies: tuple[str, ...]
@@ -57,7 +56,7 @@ class Inputs:
     def of(cls, config: Config) -> Inputs:
         """Read all files that a configuration names. Raises ConfigError if one cannot be read."""
         absolute, content = _with_paths(config, os.path.abspath), io.BytesIO()
-        plugins = {one.name: _plugin(one.name) for spec in config.policies for one in parse_spec(spec).singles}
+        plugins = _plugins(_specs(config))
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(set(_files_of(absolute))):
                 with refusals_as(ConfigError, f"{path}: cannot read the file"):
@@ -68,10 +67,10 @@ class Inputs:
     def here(self) -> Config:
         """The configuration with paths of this host. Raises ClusterError if its files cannot be written here, or if
         this host lacks a plug-in of its policies."""
-        for name, its in self.plugins.items():
-            if _plugin(name) != its:
+        for part, mine in _plugins([*self.policies, *_specs(self.config)[-1:]]).items():
+            if mine != self.plugins[part]:
                 raise ClusterError(
-                    f"host {platform.node()} lacks the plug-in of policy {name}, or has another version of it: "
+                    f"host {platform.node()} lacks the plug-in of {part}, or has another version of it: "
                     "expected the same package on all hosts"
                 )
 
@@ -133,9 +132,14 @@ def run_far(run: Callable[[Config, Cell], RunRecord], stored: Stored[Inputs], ce
     return replace(record, policy=labels.get(record.policy, record.policy), switches=switches)
 
 
-def _plugin(name: str) -> str:
-    """Digest of the plug-in that a policy comes from; empty for RLPTO's own policies."""
-    return "".join(map(digest, plugin_files(name)))
+def _specs(config: Config) -> list[str]:
+    """Specs of all policies and provisioners of a configuration, that of `provision` last."""
+    return [*config.policies, f"fifo@{config.provision}"]
+
+
+def _plugins(specs: Sequence[str]) -> dict[str, str]:
+    """Digest of the package that each policy or provisioner comes from; empty for RLPTO's own."""
+    return {part: "".join(map(digest, files)) for spec in specs for part, files in plugins_of(spec).items()}
 
 
 def _with_paths(value: Any, change: Callable[[str], str]) -> Any:
@@ -160,15 +164,12 @@ def _files_of(config: Config) -> Iterator[Path]:
     """Absolute paths of the files outside RLPTO that a configuration names."""
     named = list[str]()
     _with_paths(config, lambda text: named.append(text) or text)  # type: ignore[func-returns-value]
-    specs = [*config.policies, f"fifo@{config.provision}"]
-    plugins = {file for spec in specs for one in parse_spec(spec).singles for file in plugin_files(one.name)}
+    specs = _specs(config)
+    plugins = {file for spec in specs for files in plugins_of(spec).values() for file in files}
     of_policies = {file for spec in specs for file in spec_files(spec)} - plugins
     for path in {Path(text) for text in named} | of_policies:
         if not any(path.is_relative_to(own) for own in OWN):
-            if path == config.profiles.folder and path.is_dir():
-                found = [*path.rglob("*")]
-            else:
-                found = [path] if path.is_file() else [Path(text) for text in glob(str(path))]
+            found = [*path.rglob("*")] if path == config.profiles.folder and path.is_dir() else expand(path)
             yield from (file for file in found if file.is_file())
 
 

@@ -24,6 +24,7 @@ from rlpto.io.files import digest, file_there, folder_there, write_text
 from rlpto.io.settings import Settings
 from rlpto.policies.registry import local_modules, plugin_files
 from rlpto.policies.spec import CODE_ENDING, FILE_ENDINGS, parse_spec
+from rlpto.provisioning.registry import plugin_files as provisioner_files
 from rlpto.workloads.files import KEYS
 
 CONFIG_FILE = "config.resolved.yaml"
@@ -103,11 +104,20 @@ def refuse_foreign(folder: Path, config: Config, *, fresh: bool = False) -> None
         raise CheckpointError(f"{folder}: holds a run with {key} = {old}, now it is {new}; {advice}")
 
 
+def plugins_of(spec: str) -> dict[str, list[Path]]:
+    """Return the files of the packages that a policy's parts come from, by part; none for those of RLPTO."""
+    parsed = parse_spec(spec)
+    found = {f"policy {one.name}": plugin_files(one.name) for one in parsed.singles}
+    if (its := parsed.provisioner) is not None:
+        found[f"provisioner {its.name}"] = provisioner_files(its.name)
+    return found
+
+
 def spec_files(spec: str) -> list[Path]:
     """Return the files outside RLPTO that a policy depends on: Python files, with the modules that they import from
     their folder, and files among its options. For a run, return its checkpoint."""
     parsed = parse_spec(spec)
-    found = [file for single in parsed.singles for file in plugin_files(single.name)]
+    found = [file for files in plugins_of(spec).values() for file in files]
     for path in parsed.paths:
         if path.suffix == CODE_ENDING:
             found += local_modules(path)
@@ -213,6 +223,10 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
         "provision": not rented,
     }
     settings = deciding(config, Result.CELL, [key for key, unused in off.items() if unused])
+    if rented and (files := files_digest(f"fifo@{config.provision}")):
+        settings["provision_files"] = files
+    if rented and config.forecast.demand is not None:
+        settings["demand_file"] = digest(config.forecast.demand)
     for group in () if rented else settings["cluster"]["nodes"]:
         del group["rented"]  # so results of earlier versions stay valid
     settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})

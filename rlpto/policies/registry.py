@@ -129,8 +129,11 @@ def options_for(kind: Any, spec: PolicySpec, what: str) -> Any:
 def plugin_files(name: str) -> list[Path]:
     """Return the Python files of the package that a plug-in comes from; none for RLPTO's own policies."""
     point = _plugins().get(name)
-    if point is None or _is_own(point):
-        return []
+    return [] if point is None or _is_own(point) else package_files(point)
+
+
+def package_files(point: metadata.EntryPoint) -> list[Path]:
+    """Return the Python files of the package that an entry point is in."""
     package = importlib.util.find_spec(point.module.partition(".")[0])
     folders = package and package.submodule_search_locations
     if folders:

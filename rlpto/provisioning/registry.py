@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rlpto.io.errors import ConfigError, nearest
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
-from rlpto.policies.registry import options_for
+from rlpto.policies.registry import options_for, package_files
 from rlpto.policies.spec import PolicySpec
 from rlpto.provisioning.average import Average
 from rlpto.provisioning.base import Provisioner
@@ -36,6 +37,12 @@ def make_provisioner(spec: PolicySpec) -> Provisioner:
 def names() -> list[str]:
     """Names of all installed provisioners."""
     return [*BUILT_IN, *sorted({point.name for point in metadata.entry_points(group=ENTRY_POINTS)} - BUILT_IN.keys())]
+
+
+def plugin_files(name: str) -> list[Path]:
+    """Return the Python files of the package that a provisioner comes from; none for RLPTO's own."""
+    points = () if name in BUILT_IN else metadata.entry_points(group=ENTRY_POINTS)
+    return [file for point in points if point.name == name for file in package_files(point)]
 
 
 def _plugin(name: str) -> Any:

@@ -43,7 +43,7 @@ def files_by_split(paths: Mapping[str, Sequence[Path]], drawn: bool) -> dict[str
     drawn: windows are drawn from files; otherwise each file is one window. Raises TraceError if files are missing,
     ConfigError if two files share a name, or a file is used for testing and for another split.
     """
-    files = {split: tuple(path for pattern in paths[split] for path in _expand(pattern)) for split in KEYS}
+    files = {split: tuple(path for pattern in paths[split] for path in expand(pattern)) for split in KEYS}
     # Windows drawn from one file are numbered across splits; whole files have no numbers.
     together = (("train",), ("validation",), ("test",)) if drawn else (tuple(KEYS),)
     for splits in together:
@@ -65,7 +65,7 @@ def stem(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-def _expand(pattern: Path) -> Iterable[Path]:
+def expand(pattern: Path) -> Iterable[Path]:
     """Return the files of a path with wildcards, in natural order of numbers; without wildcards, the path itself."""
     if is_there(pattern) or not any(mark in str(pattern) for mark in "*?["):
         return [pattern]

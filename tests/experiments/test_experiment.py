@@ -155,6 +155,17 @@ def test_what_decides_a_cell_is_in_its_outcome_and_nothing_else(tmp_path: Path) 
     assert outcomes[0] != outcomes[1] != outcomes[2]
 
 
+def test_files_of_a_provisioner_are_in_the_outcome_of_rented_nodes(tmp_path: Path) -> None:
+    agent, demand = tmp_path / "agent.safetensors", tmp_path / "demand.safetensors"
+    rented = ["cluster.nodes=[{gpus: 8, rented: {most: 2}}]", f"forecast.demand={demand}"]
+    outcomes = []
+    for texts in (("a", "a"), ("b", "a"), ("b", "b")):
+        for file, text in zip((agent, demand), texts, strict=True):
+            file.write_text(text)
+        outcomes.append(Experiment(load_config("rented", [*rented, f"provision=agent:file={agent}"])).outcome())
+    assert outcomes[0] != outcomes[1] != outcomes[2]
+
+
 def test_settings_that_would_do_nothing_are_refused() -> None:
     settings = SimulatorSettings(change_batch_above=1.05)
     experiment = prepare(synthetic().model_copy(update={"simulator": settings}))

@@ -1,9 +1,11 @@
 """Configurations that travel with their files: after the folder of origin is gone, they run to the same digits."""
 
+import io
 import os
 import pickle
 import shutil
 import tempfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +49,17 @@ def test_all_files_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(list(tmp_path.glob("rlpto-inputs-*/*"))) == 2, "each is unpacked once"
 
 
+def test_all_files_of_a_pattern_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_project(tmp_path / "origin"))
+    for copy in ("deeper/still/k.parquet", ".hidden.parquet"):
+        Path(copy).parent.mkdir(exist_ok=True)
+        shutil.copyfile("j.parquet", copy)
+    sent = Inputs.of(load_config(Path("exp.yaml"), ["workload.path='**/*.parquet'"]))
+    with zipfile.ZipFile(io.BytesIO(sent.files)) as archive:
+        names = {Path(name).name for name in archive.namelist()}
+    assert names == {"j.parquet", "k.parquet", ".hidden.parquet"}
+
+
 def test_files_of_rlpto_stay_and_have_the_place_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sent = Inputs.of(load_config(EXAMPLES / "quickstart.yaml", ["policies=['index:weights=tuned/quickstart.yaml']"]))
     monkeypatch.setattr(inputs, "OWN", (tmp_path, OWN[1]))
@@ -60,7 +73,7 @@ def test_a_host_without_the_same_plug_in_is_refused(tmp_path: Path, monkeypatch:
     sent = Inputs.of(load_config(Path("exp.yaml"), ["policies=[fifo>60:themis]"]))
     assert sent.here.policies == ("fifo>60:themis",)
     with pytest.raises(ClusterError, match="lacks the plug-in of policy themis"):
-        _ = replace(sent, plugins={"themis": "another"}).here
+        _ = replace(sent, plugins={**sent.plugins, "policy themis": "another"}).here
 
 
 def test_a_link_in_place_of_the_folder_for_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
