@@ -191,6 +191,31 @@ def test_a_node_that_is_lost_is_paid_no_longer_and_asked_for_again(tmp_path: Pat
     assert asked - session.began == pytest.approx(120.0, abs=0.2), "at the next minute"
 
 
+def test_a_node_that_dies_while_it_boots_is_asked_for_again(tmp_path: Path) -> None:
+    session = Session(tmp_path, "[{model: small, submit: 0, epochs: 10, gpus: 2, max_gpus: 2}]")
+
+    def lose(cluster: RayCluster) -> None:
+        if cluster.time > 5 and "rented1" in session.backend.gpus:
+            session.backend.kill_node("rented1")
+
+    record = session.run("fifo@reactive", lose)
+    assert np.isfinite(record.jobs.finish_time).all()
+    (_, begin, lost), (_, asked, _) = session.machines.times
+    assert lost - begin < 10, "it would have been usable after 30 s, and is paid no longer"
+    assert asked - begin == pytest.approx(60.0, abs=0.2), "at the next minute"
+
+
+def test_a_node_that_does_not_answer_for_some_seconds_stays_rented(tmp_path: Path) -> None:
+    session = Session(tmp_path, "[{model: small, submit: 0, epochs: 40, gpus: 2, max_gpus: 2}]")
+
+    def fall_silent(cluster: RayCluster) -> None:
+        session.backend.silent = {"rented1": session.world.wall} if 100 < cluster.time < 110 else {}
+
+    record = session.run("fifo@reactive", fall_silent)
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert [node for node, *_ in session.machines.times] == ["rented1"]
+
+
 def test_a_node_that_does_not_start_ends_the_session_in_one_line(tmp_path: Path) -> None:
     session = Session(tmp_path, "[{model: small, submit: 0, epochs: 1, gpus: 1}]")
     session.machines.broken = True

@@ -109,7 +109,7 @@ class RealNodes:
 class Rental:
     """A node that is paid since it was `asked` for [s] and usable from `ready_at` [s] on; `node` is then its id.
 
-    leaves_by: latest end of a node that jobs are leaving [s].
+    seen: whether it has been alive. leaves_by: latest end of a node that jobs are leaving [s].
     """
 
     group: int
@@ -117,6 +117,7 @@ class Rental:
     ready_at: float
     started: Future[Any]
     node: str = ""
+    seen: bool = False
     empty_since: float = math.inf
     leaves_by: float = math.inf
 
@@ -239,12 +240,14 @@ class LocalRental:
         """Update the rentals from the nodes that are alive, and return the usable nodes."""
         self._pay()
         now, there = self._clock(), {node.id for node in alive}
-        for rental in list(self._rentals):
-            if rental.node and rental.node not in there:  # lost, or drained by others
-                rental.leaves_by = now + DRAIN_S * (rental.node in self._backend.announced)
+        for rental in [rental for rental in self._rentals if rental.started.done()]:
+            node = rental.started.result().node_id
+            if node in there:
+                rental.seen = True
+                rental.node = node if now >= rental.ready_at else rental.node
+            elif rental.seen and node not in self._backend.silent:  # lost, or drained by others
+                rental.leaves_by = now + DRAIN_S * (node in self._backend.announced)
                 self._leave(rental)
-            elif now >= rental.ready_at and rental.started.done() and rental.started.result().node_id in there:
-                rental.node = rental.started.result().node_id
         self._end_left()
         usable = self._own | {rental.node for rental in self._rentals}
         return [node for node in alive if node.id in usable]
