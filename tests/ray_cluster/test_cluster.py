@@ -408,6 +408,20 @@ def test_what_a_job_had_trained_further_than_it_is_counts_as_lost() -> None:
     assert hear(1.1, 8.9, 17.8) == (8.9, 18.0), "another worker, which counts a little less, took over"
 
 
+def test_what_a_job_has_reported_stays_if_its_controller_is_lost_for_good(database: SessionDatabase) -> None:
+    backend, jobs = FakeBackend(FakeTime(), {"n": 2}), [elastic(0, epochs=20.0), elastic(1, epochs=2.0)]
+
+    def lose(_: RayCluster) -> None:
+        del backend.controllers["job0"]
+        backend._gone["job0"] = "its node is gone"
+
+    observers = [acting((50.0, lose))]
+    play(make_cluster(backend, jobs, database, given=specs(jobs, retries=0), observers=observers))
+    ((state, progress, step),) = database.rows("SELECT state, progress, step FROM jobs WHERE id = 'job0'")
+    assert (state, step) == ("failed", int(100 * progress))
+    assert progress > 1
+
+
 def acting(*acts: tuple[float, Callable[[RayCluster], object]]) -> Callable[[RayCluster], None]:
     """An observer that makes calls, each once it is late enough [s]."""
     remaining = list(acts)

@@ -124,6 +124,18 @@ def test_a_controller_that_has_not_answered_yet_has_the_time_of_a_start(monkeypa
     }
 
 
+def test_a_node_that_is_gone_fails_both_calls_to_its_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {number: backend._Call("job", number, 0.0, 0.0) for number in (1, 2)}
+    found = backend.RayBackend("s", _handles={"job": object()}, _asked=calls)
+
+    def fail(_: int) -> None:
+        raise ray.exceptions.ActorUnschedulableError("its node is dead")
+
+    monkeypatch.setattr(ray, "get", fail)
+    assert [found._answer(number) for number in (1, 2)] == [None, None]
+    assert {job: ending.reason for job, ending in found._ending.items()} == {"job": "its node is gone"}
+
+
 def test_an_answer_that_a_later_one_has_overtaken_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     found = backend.RayBackend("s", _asked={number: backend._Call("job", number, 0.0, 0.0) for number in (1, 2, 3)})
     monkeypatch.setattr(ray, "get", lambda number: JobReport("job", generation=number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -90,6 +90,16 @@ class TestClaims:
         restarted.adopt("a", steps, unsent=[steps[0].generation])
         assert not list(restarted.due())
         assert restarted.entry("a").commanded == Plan(("n",))
+
+    def test_a_plan_that_waits_counts_more_than_that_a_growth_was_given_up(self) -> None:
+        planned = Planned(m=1, n=1, o=1)
+        planned.send(a=Plan(("m", "o")))
+        planned.claims.reported(said("a", 1, 1, ("m", "o")))
+        planned.send(a=Plan(("m", "o", "n")))
+        planned.claims.reported(replace(said("a", 2, 1, ("m", "o")), rolled_back=2))
+        assert planned.claims.rolled_back("a")
+        planned.plan(a=Plan(("m", "n")))  # o is gone; not sent yet
+        assert not planned.claims.rolled_back("a")
 
     def test_ranks_of_workers_that_stay_keep_their_order(self) -> None:
         planned = Planned(m=2, n=2)

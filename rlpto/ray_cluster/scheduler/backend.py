@@ -245,7 +245,8 @@ class RayBackend:
         import ray
         from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 
-        call = self._asked.pop(answer)
+        if (call := self._asked.pop(answer, None)) is None:
+            return None  # its controller was killed over an answer of the same round
         job = call.job
         try:
             report = ray.get(answer)

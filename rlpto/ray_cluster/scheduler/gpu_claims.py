@@ -142,9 +142,9 @@ class GpuClaims:
         return entry.sent[-1] if entry.sent and entry.heard.generation < entry.sent[-1].generation else None
 
     def rolled_back(self, job: str) -> bool:
-        """True if the controller has abandoned the growth requested by its newest command."""
+        """True if the controller has abandoned the growth requested by its newest command, and no newer plan waits."""
         entry = self.entry(job)
-        return bool(entry.sent) and entry.sent[-1].generation == entry.heard.rolled_back
+        return bool(entry.sent) and not entry.steps and entry.sent[-1].generation == entry.heard.rolled_back
 
     def settled(self, job: str) -> bool:
         """True if the plan of a job is fully in force."""

@@ -214,8 +214,8 @@ class JobTracker:
         self.database.event(self.time, "rolled_back", job, detail=raised_in(report.failure))
         self.changed = True
 
-    def _end(self, number: int, report: JobReport) -> None:
-        """End a job that has finished or failed for good."""
+    def _end(self, number: int, report: JobReport, heard: bool = True) -> None:
+        """End a job that has finished or failed for good. heard: whether the report is its controller's."""
         job = self.ids[number]
         at = max(self.reported_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
@@ -223,7 +223,7 @@ class JobTracker:
             self._learned = True  # may change the estimated length of other jobs
         else:
             self.columns.fail(number, at)
-        self._write(number, report)
+        self._write(number, report, heard)
         self.database.end(job, at, report.state, report.failure if report.state == "failed" else report.note)
         self._commands.end(job)
         self.changed = True
@@ -248,7 +248,7 @@ class JobTracker:
         self.database.event(self.time, "controller_lost", job, value=losses, detail=reason)
         if losses > self._specs[job].faults.retries:
             why = f"its controller was lost {losses} times in a row: {reason}"
-            self._end(number, JobReport(job, state="failed", failure=why))
+            self._end(number, JobReport(job, state="failed", failure=why), heard=False)
         else:
             self._commands.plan({job: planned}, self.time)
 
@@ -401,11 +401,15 @@ class JobTracker:
         self.columns.write(self.database.followed)
         self.database.set_fact("beat", repr(self.time))
 
-    def _write(self, number: int, report: JobReport) -> None:
+    def _write(self, number: int, report: JobReport, heard: bool = True) -> None:
         for improvement in self._improvements:
             self.database.improvement(*improvement)
         self._improvements.clear()
-        self.database.note_report(report, **self.columns.kept_of(number))
+        kept = self.columns.kept_of(number)
+        if heard:
+            self.database.note_report(report, **kept)
+        else:  # what it has reported before stays
+            self.database.set_job(report.job, **kept)
         self._on_report(self, report, not bool(self.columns.active[number]))
 
     # changes of the workload
