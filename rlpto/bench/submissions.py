@@ -21,7 +21,7 @@ from rlpto import __version__
 from rlpto.bench.results import Row, checked, read_rows, row_of, write_rows
 from rlpto.bench.suite import VERSION, Case, find_case
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.runner import ONE_BY_ONE, Cell, Evaluation, FinishedCell, evaluate_all
+from rlpto.evaluation.runner import ONE_BY_ONE, Cell, Evaluation, FinishedCell, config_fingerprint, evaluate_all
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, run_cell
 from rlpto.experiments.inputs import runner_for
@@ -124,7 +124,8 @@ def run_all(
                 if missing := one.begin(case, windows):
                     mine = config.model_copy(update={"policies": tuple(one.specs)})
                     cells = [Cell(spec, window, config.seed, one.files[spec]) for spec, window in missing]
-                    run_one, out = runner_for(workers, mine, _timed), one.folder / "cells" / case.id
+                    run_one = runner_for(workers, mine, _timed)
+                    out = one.folder / "cells" / f"{case.id}-{config_fingerprint(outcome)[:8]}"
                     evaluations.append(Evaluation(cells, run_one, out, outcome))
                     places.append((one, case))
         for one in begun:
@@ -144,20 +145,22 @@ class _Submission:
 
     def __init__(self, card: Card, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self.say, self.left = folder, say, set[str]()
-        kept = tuple(_with_own_files(spec, folder, say) for spec in card.policies)
+        kept = tuple(map(_as_in_card, card.policies))
         singles = [single for spec in kept for single in parse_spec(spec).singles]
         files = "".join(digest(file) for single in singles for file in plugin_files(single.name))
         code = files and hashlib.sha256(files.encode()).hexdigest()
+        changed, specs = list[str](), card.policies
         if (folder / CARD).is_file():
             card = read_card(folder)  # includes entries that the user has filled in since
             if card.policies != kept:
                 raise ConfigError(
                     f"{folder / CARD}: a submission of {', '.join(card.policies)}; expected another folder"
                 )
-            if card.code != code:
-                say(f"plug-in {singles[0].name} has changed: results of the version before are dropped")
-                (folder / RESULTS).unlink(missing_ok=True)
-        self.same_version = card.rlpto == __version__
+            changed += [f"plug-in {singles[0].name}"] * (card.code != code) + ["RLPTO"] * (card.rlpto != __version__)
+        changed += [str(file) for spec in specs for file in _copy_files(spec, folder)]
+        if changed and (folder / RESULTS).exists():
+            say(f"{changed[0]} has changed: results of the version before are dropped")
+            (folder / RESULTS).unlink()
         self.card = card.model_copy(update={"policies": kept, "rlpto": __version__, "code": code})
         self.specs = {runnable(spec, folder): spec for spec in kept}
         for spec in self.specs:
@@ -169,7 +172,7 @@ class _Submission:
         """Policies and windows of a case that is not finished; empty if it is."""
         places = list(product(self.specs, windows))
         found = [self.rows.get((case.id, self.specs[spec], window)) for spec, window in places]
-        if self.same_version and all(row is not None and row.digest == case.digest for row in found):
+        if all(row is not None and row.digest == case.digest for row in found):
             return []
         self.left.add(case.id)
         return places
@@ -288,33 +291,35 @@ def runnable(spec: str, folder: Path) -> str:
     return str(parse_spec(spec).with_paths(found))
 
 
-def _with_own_files(spec: str, folder: Path, say: Callable[[str], None]) -> str:
-    """A spec as written in its card, after copying its files into the card's folder. Code that has changed replaces its
-    copy, and the results of the old code are deleted."""
+def _as_in_card(spec: str) -> str:
+    """A spec as written in its card: with files in the card's folder."""
 
-    def copied(name: str) -> str:
+    def named(name: str) -> str:
         path = Path(name).expanduser()
         if path.is_dir():
             raise ConfigError(
                 f"policy {spec}: {name} is a folder, expected a file: `rlpto export {name} -o agent.safetensors`"
             )
-        if not path.is_file():
-            return name  # a file that comes with RLPTO
+        return path.name if path.is_file() else name  # a file that comes with RLPTO
+
+    return str(parse_spec(spec).with_paths(named))
+
+
+def _copy_files(spec: str, folder: Path) -> list[Path]:
+    """Copy the files of a policy into the card's folder. Returns code that has changed, and replaces its copy."""
+    replaced = list[Path]()
+    for path in (path.expanduser() for path in parse_spec(spec).paths if path.expanduser().is_file()):
         code = path.suffix == CODE_ENDING
         for file in local_modules(path) if code else [path]:
             target = folder / file.relative_to(path.parent)
             changed = target.exists() and digest(target) != digest(file)
-            if changed and code:
-                say(f"{file} has changed: results of the version before are dropped")
-                (folder / RESULTS).unlink(missing_ok=True)
-            if not target.exists() or (changed and code):
+            if changed and not code:
+                raise ConfigError(f"policy {spec}: {target} is another file than {path}: give it another name")
+            if changed or not target.exists():
                 with whole_file(target, "a policy's file", ConfigError) as unfinished:
                     shutil.copyfile(file, unfinished)
-            elif changed:
-                raise ConfigError(f"policy {spec}: {target} is another file than {name}: give it another name")
-        return path.name
-
-    return str(parse_spec(spec).with_paths(copied))
+            replaced += [file] * changed
+    return replaced
 
 
 def _sealed(config: Config, cell: Cell) -> RunRecord:

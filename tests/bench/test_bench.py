@@ -10,7 +10,9 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import yaml
 
+from rlpto import __version__
 from rlpto.bench.dataset import record
 from rlpto.bench.leaderboard import entries_of, page, ranks
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
@@ -27,6 +29,7 @@ from tests.agents.helpers import make_setup, train_small
 from tests.slow import TYPICAL, few
 
 SMALL = "microsoft04-1.1-exact"
+OWN_POLICY = Path(__file__).parents[2] / "examples" / "my_policy.py"
 
 
 def submit(folder: Path, *policies: str, name: str = "mine", case: str = SMALL) -> list[Row]:
@@ -110,6 +113,31 @@ def test_a_submission_that_is_right_is_verified_and_can_be_continued(submission:
         submit(submission, "srtf", "srtf:label=again")
 
 
+def test_results_of_two_versions_of_rlpto_are_not_mixed(copied: Path) -> None:
+    rows = read_rows(copied / RESULTS)
+    write_rows([*rows, replace(rows[0], case="microsoft04-0.7-exact")], copied / RESULTS)
+    card = read_card(copied).model_dump(mode="json") | {"rlpto": "0.0.1"}
+    (copied / CARD).write_text(yaml.safe_dump(card))
+    again = submit(copied, "srtf", "srtf:label=again")
+    assert {row.case for row in again} == {SMALL}
+    assert [row.figures for row in again] == [row.figures for row in rows]
+    assert read_card(copied).rlpto == __version__
+
+
+def test_a_submission_that_is_refused_keeps_its_results_and_its_code(copied: Path, tmp_path: Path) -> None:
+    mine, folder = tmp_path / "mine.py", tmp_path / "submission"
+    folder.mkdir()
+    card = read_card(copied).model_copy(update={"policies": ("mine.py:MyPolicy",)})
+    (folder / CARD).write_text(yaml.safe_dump(card.model_dump(mode="json")))
+    (folder / RESULTS).write_bytes((copied / RESULTS).read_bytes())
+    (folder / "mine.py").write_text(OWN_POLICY.read_text())
+    mine.write_text(f"{OWN_POLICY.read_text()}# edited")
+    with pytest.raises(ConfigError, match="expected another folder"):
+        submit(folder, f"{mine}:MyPolicy:label=x")
+    assert (folder / RESULTS).read_bytes() == (copied / RESULTS).read_bytes()
+    assert (folder / "mine.py").read_text() == OWN_POLICY.read_text()
+
+
 def test_everything_that_is_wrong_is_named_and_the_rest_checked(copied: Path) -> None:
     rows = read_rows(copied / RESULTS)
     changed = replace(rows[0], figures=(float(np.nextafter(rows[0].figures[0], 0.0)), *rows[0].figures[1:]))
@@ -131,9 +159,6 @@ def test_a_policy_that_raises_is_named(copied: Path, monkeypatch: pytest.MonkeyP
     said = list(verify(copied, share=1.0))
     assert said
     assert all("the policy raised ZeroDivisionError: of mine" in line for line in said)
-
-
-OWN_POLICY = Path(__file__).parents[2] / "examples" / "my_policy.py"
 
 
 @pytest.mark.slow
