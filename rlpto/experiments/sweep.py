@@ -17,6 +17,7 @@ from rlpto.io.files import file_there, is_there, write_text
 from rlpto.io.interrupts import Interrupted
 from rlpto.io.reading import LARGEST_YAML_BYTES, read_text
 from rlpto.io.settings import Settings
+from rlpto.io.settings_text import inline_yaml
 from rlpto.io.terminal import say
 from rlpto.io.workers import Workers
 from rlpto.io.yaml_file import read_yaml
@@ -203,7 +204,7 @@ def _point(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _changes(point: Mapping[str, Any]) -> list[str]:
     """Return the overrides that set the keys of a point."""
-    return [f"{key}={'null' if value is None else value}" for key, value in point.items()]
+    return [f"{key}={inline_yaml(value)}" for key, value in point.items()]
 
 
 def _domain(values: list[Any] | Range) -> BaseDistribution:

@@ -136,6 +136,7 @@ def test_seeds_are_trained_side_by_side_as_each_alone_and_evaluated_together(rlp
 def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, project: Path) -> None:
     pytest.importorskip("optuna")
     space = "agent.ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\nagent.loads: [null]\n"
+    space += "cluster.nodes: [[{count: 2, gpus: 4, rented: null}]]\n"
     (project / "space.yaml").write_text(space)
     fast = (*FAST, "--run-dir", "sweep", "-q")
     answer = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--trials", 2, *fast)
@@ -160,6 +161,7 @@ def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project
     rlpto("train", "--resume", "runs/none").assert_refused("runs/none", "config.resolved.yaml")
     rlpto("export", "runs/none", "-o", "x.safetensors").assert_refused("runs/none", "rlpto train")
     rlpto("evaluate", "--run", "runs/none").assert_refused("runs/none")
+    rlpto("train", "exp.yaml", "--workers", "head..local:6379").assert_refused("head..local is no name of a host")
     far = ("train", "exp.yaml", "--workers", "127.0.0.1:1")
     rlpto(*far, "--jobs", 2).assert_refused("--jobs 2", "without --workers")
     rlpto(*far, "--cluster", "ray").assert_refused("--workers", "--cluster sim")

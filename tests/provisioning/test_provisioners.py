@@ -85,6 +85,10 @@ def test_a_schedule_follows_the_hours_of_the_week():
     hour, day = 3600.0, 86_400.0
     spare = [scheduled(state(clock=MONDAY_10 + late))[0] - 20 for late in (-2 * hour, 0, 8 * hour, 5 * day)]
     assert spare == [2, 16, 2, 2]
+    at_night = make_provisioner(parse_spec("scheduled:day=16,night=2,begin=22,end=6"))
+    hours = (-8, 0, 11.9, 12, 16, 4 * 24 + 16, 5 * 24 + 12)
+    late = [at_night(state(clock=MONDAY_10 + after * hour))[0] - 20 for after in hours]
+    assert late == [2, 2, 2, 16, 16, 16, 2], "before Monday's work, by day, from 22:00 to Saturday's morning"
 
 
 def test_a_forecast_gives_its_mean_or_a_quantile():

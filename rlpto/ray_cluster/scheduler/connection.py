@@ -161,7 +161,10 @@ def _reach(address: str, research: bool) -> bool:
         raise ConfigError(f"{_option(research)} {address}: expected {expected}, such as 127.0.0.1:6379")
     host, port = match[1].strip("[]"), int(match[2])
     with refusals_as(ClusterError, f"no Ray cluster at {address}"):
-        socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+        try:
+            socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+        except UnicodeError:  # an empty or long part of a name
+            raise ClusterError(f"no Ray cluster at {address}: {host} is no name of a host") from None
     if host not in {"localhost", LOOPBACK, "::1"}:
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, socket.socket() as outside:
