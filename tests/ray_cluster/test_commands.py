@@ -50,6 +50,7 @@ def experiment(folder: Path, program: Mapping[str, object] = PLAIN, **changes: o
         "workload": {"source": "jobs", "jobs": [{"model": "tiny", "epochs": EPOCHS, **job} for job in jobs]},
         "simulator": {"interval": 2},
         "ray": {
+            "heartbeat_timeout": 60,
             "programs": {"tiny": {**program, "samples": 101, "epochs": EPOCHS, "batch_size": 20}},
             "checkpoint_interval": 2,
         },

@@ -211,13 +211,14 @@ def test_a_head_that_is_killed_comes_back_and_training_never_stops(durable: Star
         restart_head(durable)
     with command(*evaluate, *pace) as first:
         once(first, lambda: min(steps_of(run), default=0) > 3)
-        before, killed = steps_of(run)[0], time.monotonic()
+        killed = time.monotonic()
         # Its server alone: the head's raylet lives on, and would wait for another server for a quarter of an hour.
         servers = [pid for pid in head_family(durable.folder) if arguments_of(pid)[0].endswith("gcs_server")]
         assert len(servers) == 1
         os.kill(servers[0], KILL)
         out = said(first, 2)
         assert out.strip().splitlines()[-1].startswith("rlpto: the head of the Ray cluster at")
+    before = steps_of(run)[0]  # the last report
     with command("cluster", "restart-head") as again:
         assert "the head is back" in said(again, 0)
     with command(*evaluate, *pace) as second:

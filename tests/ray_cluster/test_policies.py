@@ -37,7 +37,11 @@ def some_served() -> Config:
         cluster={"nodes": [{"count": NODES, "gpus": GPUS, "cpus": 2}]},
         knowledge={"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2},
         simulator={"interval": 0.5, "decide_on": "interval"},
-        ray={"programs": {"tiny": shared, "served": {**shared, **SERVED}}, "checkpoint_interval": 5},
+        ray={
+            "programs": {"tiny": shared, "served": {**shared, **SERVED}},
+            "checkpoint_interval": 5,
+            "heartbeat_timeout": 60,
+        },
         policies=POLICIES,
         evaluation={},
     )

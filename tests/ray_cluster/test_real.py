@@ -69,7 +69,11 @@ def config(
         "cluster": {"nodes": [{"count": NODES, "gpus": GPUS}]},
         "workload": {"source": "jobs", "jobs": [{"model": "tiny", **job} for job in jobs]},
         "simulator": {"interval": 5},
-        "ray": {"programs": {"tiny": tiny}, "checkpoint_interval": 2},
+        "ray": {
+            "programs": {"tiny": tiny},
+            "checkpoint_interval": 2,
+            "heartbeat_timeout": 60,
+        },  # a busy machine is no fault
         "policies": ["equal_share"],
         "evaluation": {"reference": "equal_share"},
     }

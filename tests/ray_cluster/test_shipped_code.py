@@ -45,7 +45,7 @@ def start(folder: Path, cluster: Joined, *more: str, epochs: float = 1) -> subpr
     content = {
         "name": "shipped",
         "workload": {"source": "jobs", "jobs": [{"model": "digits", "epochs": epochs, "gpus": GPUS}]},
-        "ray": {"programs": {"digits": PACKAGED}, "checkpoint_interval": 2, "retries": 1},
+        "ray": {"programs": {"digits": PACKAGED}, "checkpoint_interval": 2, "retries": 1, "heartbeat_timeout": 60},
         "policies": ["fifo"],
         "evaluation": {"reference": "fifo"},
     }

@@ -37,8 +37,9 @@ TINY = {
 """A program of which an epoch takes 0.7 s on one GPU, half of it on two."""
 EXPERIMENT = {
     "name": "service",
-    "ray": {"checkpoint_interval": 5, "retries": 1},
+    "ray": {"checkpoint_interval": 5, "retries": 1, "heartbeat_timeout": 60},
 }
+"""On a busy machine a worker may not answer for 10 s, and would be replaced."""
 
 
 def write_settings(folder: Path, nodes: int, gpus: int, interval: float = 10.0, **more: Any) -> Path:
