@@ -223,8 +223,8 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
         "provision": not rented,
     }
     settings = deciding(config, Result.CELL, [key for key, unused in off.items() if unused])
-    if rented and (files := files_digest(f"fifo@{config.provision}")):
-        settings["provision_files"] = files
+    if rented and (provisioner := files_digest(f"fifo@{config.provision}")):
+        settings["provision_files"] = provisioner
     if rented and config.forecast.demand is not None:
         settings["demand_file"] = digest(config.forecast.demand)
     for group in () if rented else settings["cluster"]["nodes"]:

@@ -221,7 +221,7 @@ class LocalRental:
         found = min((one for one in old if one.node), key=lambda one: held[one.node], default=None)
         return found if found and free >= node.gpus else None
 
-    def _give_back(self, rental: Rental, now: float, say: Callable[[str], None]) -> None:
+    def _give_back(self, rental: Rental, now: float, say: Callable[[str], object]) -> None:
         """End a node. If jobs hold GPUs of it, announce its end first, and end it once they have left. A node that
         cannot be announced stays, and the next decision tries again."""
         if rental.node in self.claimed():
