@@ -38,7 +38,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there, write_text
 from rlpto.io.reading import read_json
 from rlpto.io.settings import Settings
-from rlpto.io.workers import LocalWorkers
+from rlpto.io.workers import LocalWorkers, Workers
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.parameter_server import ServerParams
@@ -70,8 +70,8 @@ class Plan(Settings):
 
     seeds: number of seeds of training, or of a window's jobs. windows: most windows of each workload and load. draws:
     repetitions of every test window, with other models and work of the jobs, if policies are compared by reward.
-    training: number of windows that every training plays. Default: the config's. workers: where cells run. data: folder
-    with real traces and profiles, or None.
+    training: number of windows that every training plays. Default: the config's. workers: where trainings and cells
+    run. data: folder with real traces and profiles, or None.
     """
 
     folder: Path
@@ -149,17 +149,20 @@ def trained(plan: Plan, workload: str, variant: str, overrides: Sequence[str], s
         if read_json(finished, "a note on a training", ConfigError) != wanted:
             raise ConfigError(f"{run}: a training with other settings is there, expected {wanted}: remove the folder")
     else:
-        _train(run, config_file(workload), seed, changes)
+        _train(run, config_file(workload), seed, changes, plan.workers)
         write_text(finished, json.dumps(wanted, indent=1) + "\n", "a note")
     return run
 
 
-def _train(run: Path, config: Path, seed: int, overrides: Sequence[str]) -> None:
+def _train(run: Path, config: Path, seed: int, overrides: Sequence[str], workers: Workers) -> None:
     """Train, or resume, in a separate process with the command that users type."""
+    from rlpto.experiments.ray_workers import RayWorkers
+
+    where = ["--workers", workers.address] if isinstance(workers, RayWorkers) else []
     changes = [text for override in overrides for text in ("--set", override)]
     given = ["--resume", run] if file_there(run / LAST) else [config, "--run-dir", run, "--seed", str(seed), *changes]
     _common.progress(f"training {run.name}")
-    code = subprocess.run([sys.executable, "-m", "rlpto.cli.main", "train", *given], check=False).returncode
+    code = subprocess.run([sys.executable, "-m", "rlpto.cli.main", "train", *given, *where], check=False).returncode
     if code < 0 or code == 130:
         raise KeyboardInterrupt
     if code != 0:

@@ -26,12 +26,17 @@ from rlpto.experiments.ray_workers import RayWorkers
 from rlpto.experiments.training_runs import begin_training, train_folder
 from rlpto.experiments.window_tasks import FarPlayer
 from rlpto.io.archive import read_archive
+from rlpto.io.workers import LocalWorkers, Workers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import of_folder
 from tests.agents.test_window_training import read_events
 from tests.ray_cluster.fork_server import MORE_MODULES
 from tests.ray_cluster.joined import titled
+from tests.ray_cluster.test_workers import WALL
 from tests.small import SMALL
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+import _studies
 
 pytestmark = pytest.mark.cluster
 WRITTEN = "last.safetensors", "best.safetensors", "validation.csv", "agent.yaml"
@@ -214,3 +219,22 @@ def test_a_sweep_on_two_nodes_finds_what_it_finds_here(cluster: LocalCluster, ex
     assert_same(experiment / "here", experiment / "there", ("sweep.csv",))
     for trial in "012":
         assert_same(experiment / "here/trials" / trial, experiment / "there/trials" / trial)
+
+
+@pytest.mark.slow
+def test_a_study_on_two_nodes_trains_and_runs_cells_as_it_does_here(
+    workers: RayWorkers, experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_studies, "config_file", lambda _: experiment / "exp.yaml")
+    assert study(experiment / "there", workers) == study(experiment / "here", LocalWorkers())
+    assert_same(*(experiment / name / "training/synthetic-main-0" for name in ("here", "there")))
+
+
+def study(folder: Path, workers: Workers) -> list[dict[str, float]]:
+    """Train an agent, and return what does not depend on wall time of its cells."""
+    sizes = {"seeds": 1, "windows": 2, "training": 64, "loads": (0.9,)}
+    plan = _studies.Plan(folder=folder, cells=folder / "cells", workers=workers, **sizes)
+    specs = _studies.agents(plan, "synthetic")
+    cells = _studies.finished(plan, plan.config("synthetic", 0.9), [*specs, "fifo"], "few")
+    assert len(cells) == 4
+    return [{key: figure for key, figure in one.metrics.items() if key not in WALL} for one in cells]
