@@ -38,6 +38,7 @@ HEAD, NODES, GPUS = 0, (1, 2), 2
 PORT = 6379
 PACE = 0.8
 """Seconds of a step with one worker: four of them make 5 steps/s."""
+CHECKPOINT_S = 5.0
 STEPS = 10
 PAUSE_S = 5.0
 """Shortest time without a step that counts as a pause: the database shows steps once a second."""
@@ -147,7 +148,7 @@ class Evaluation:
             "simulator": {"interval": 5},
             "ray": {
                 "programs": {"mlp": {**program, "batch_size": 64, "pace": PACE, "float64": True}},
-                "checkpoint_interval": 5,
+                "checkpoint_interval": CHECKPOINT_S,
             },
             "policies": ["equal_share"],
             "evaluation": {"reference": "equal_share"},
@@ -250,6 +251,57 @@ FAULTS = {
     "head cut for 15 s": Fault(Hosts.cut, 15.0, HEAD),
 }
 """Faults of host 2, or of the head."""
+
+
+@dataclass(frozen=True)
+class Continued:
+    """How a job went on after its head was lost, and the same command was called again. Times in seconds.
+
+    gone: from the loss until Ray had ended on the other hosts by itself. ended: from the loss until the command had
+    ended. code: its exit status. trains: from the second call until the first new step. lost: steps that were trained
+    again. distance: of the weights from those of one undisturbed process (relative). said: lines of the first command.
+    """
+
+    gone: float
+    ended: float
+    code: int
+    trains: float
+    lost: int
+    distance: float
+    said: tuple[str, ...]
+
+
+def lose_head(job: Evaluation, power: bool) -> Continued:
+    """Lose the head, with its host (`power`) or only Ray there; then start Ray again on all hosts, and the command."""
+    ray, lines = job.cluster, len(job.said())
+    assert job.spans(), job.said()
+    first, lost = len(job.samples), time.monotonic()
+    if power:
+        ray.hosts.kill(HEAD)
+    else:
+        ray.kill_ray(HEAD, [job.command.pid])
+    code = job.command.wait(WAIT_S)
+    ended, said = time.monotonic(), tuple(job.said()[lines:])
+    while any(ray.raylet(host) for host in NODES):
+        time.sleep(LOOK_S)
+    gone = time.monotonic()
+    if power:
+        ray.hosts.boot(HEAD)
+    for host in (HEAD, *NODES):
+        ray.ray_start(host)
+    called = time.monotonic()
+    job.start()
+    assert job.spans(), job.said()
+    pairs = [*pairwise(job.samples[first - 1 :])]
+    return Continued(
+        gone=gone - lost,
+        ended=ended - lost,
+        code=code,
+        trains=next(after.time for before, after in pairs if after.step != before.step) - called,
+        lost=sum(max(before.step - after.step, 0) for before, after in pairs),
+        distance=job.distance()[1],
+        said=said,
+    )
 
 
 @dataclass(frozen=True)

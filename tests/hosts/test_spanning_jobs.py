@@ -18,15 +18,18 @@ from rlpto.ray_cluster.scheduler.session_folder import read_table
 from rlpto.service.settings import DATABASE
 from tests.hosts.bed import Hosts, NoHostsError, shifted
 from tests.hosts.spanning import (
+    CHECKPOINT_S,
     FAULTS,
     GPUS,
     HEAD,
     NODES,
+    PACE,
     RLPTO,
     WAIT_S,
     Evaluation,
     Outcome,
     cluster,
+    lose_head,
     suffer,
 )
 from tests.ray_cluster.test_real import wait_until
@@ -85,6 +88,18 @@ def test_nothing_new_goes_to_a_host_that_does_not_answer(outcome: Outcomes, name
     found = outcome(name)
     assert found.left < FAULTS[name].seconds
     assert (found.planned, found.held) == (0, 0)
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["Ray there", "its host"])
+def test_the_same_command_continues_after_the_head_was_lost(tmp_path: Path, power: bool) -> None:
+    with cluster(tmp_path) as ray:
+        job = Evaluation(ray)
+        found = lose_head(job, power)
+        assert job.command.poll() is None
+    assert found.distance <= 1e-12
+    assert found.lost <= (CHECKPOINT_S + 1) * len(NODES) * GPUS / PACE + 1, "the newest checkpoint, and a look"
+    if not power:
+        assert (found.code, len([line for line in found.said if "error" in line])) == (2, 1), found.said
 
 
 def test_a_clock_an_hour_ahead_on_one_host_changes_nothing(tmp_path: Path) -> None:
