@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
 from rlpto.service.web.errors import Problem, not_found
-from rlpto.service.web.middleware import COOKIE, SAFE_METHODS
+from rlpto.service.web.middleware import SAFE_METHODS, cookie_of
 from rlpto.service.web.schemas import JobId
 from rlpto.service.web.state import Service, TheService
 from rlpto.store.jobs import JobRow, get_job
@@ -46,7 +46,7 @@ def caller_of(service: Service, request: Request) -> Caller | None:
     """The user of a request's token or session; None if it is invalid."""
     header = request.headers.get("authorization")
     if header is None:
-        secret, kind = request.cookies.get(COOKIE, ""), "session"
+        secret, kind = request.cookies.get(cookie_of(request), ""), "session"
     else:
         secret, kind = header[len(_BEARER) :].strip() if header.lower().startswith(_BEARER) else "", "token"
     found = user_of_token(service.store, secret, service.now())

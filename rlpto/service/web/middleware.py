@@ -12,6 +12,7 @@ import prometheus_client
 from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlpto.service.settings import LOOPBACK, WebSettings
@@ -42,6 +43,11 @@ _SCRAPES = 20
 _CLOSING = (400, 408, 413)
 """Answers after which the rest of the request is not read and the connection is closed."""
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+def cookie_of(request: Request) -> str:
+    """Name of the cookie of a browser's session. Cookies ignore ports, and a machine may have several services."""
+    return COOKIE if request.url.port is None else f"{COOKIE}_{request.url.port}"
 
 
 class RequestGuard:

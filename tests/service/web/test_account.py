@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlpto.service.web.routes import account
-from rlpto.store.users import add_token
+from rlpto.store.database import Store
+from rlpto.store.users import add_token, revoke_token, tokens_of
 from tests.service.web.helpers import ORIGIN, Api, problem, running_api
 
 
@@ -55,6 +58,24 @@ class TestTokens:
             problem(api("POST", path, None, json={}, headers=ORIGIN), 403, "outlives-token")
             api.client.cookies.clear()
 
+    def test_nothing_is_made_with_a_token_that_ends_meanwhile(self, api: Api) -> None:
+        """It was valid when the request came, and is not when the write is its turn."""
+        commit = api.service.commit
+
+        async def late(write: Callable[[Store], Any]) -> Any:
+            def after_its_end(store: Store) -> Any:
+                for one in tokens_of(store, "ann", time.time()):
+                    revoke_token(store, one.id, "ann", time.time())
+                return write(store)
+
+            return await commit(after_its_end)
+
+        api.client.app.state.service = replace(api.service, commit=late)
+        problem(api.sign_in(), 401, "unauthorized")
+        problem(api("POST", "tokens", json={}), 401, "unauthorized")
+        assert api("GET", "me").status_code == 200, "a refused change undoes the end in its transaction, too"
+        assert len(tokens_of(api.store, "ann", time.time())) == 1
+
     def test_expired_tokens_do_not_count(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(account, "_MOST_TOKENS", 2)
         add_token(api.store, "ann", "", 0.0, expires=1.0)
@@ -92,12 +113,12 @@ class TestSessions:
 
     def test_a_session_is_a_cookie_and_no_token_and_a_token_no_session(self, api: Api) -> None:
         assert "HttpOnly; Max-Age=43200; Path=/; SameSite=strict" in api.sign_in().headers["set-cookie"]
-        secret = api.client.cookies["rlpto_session"]
+        secret = api.client.cookies["rlpto_session_8765"]
         problem(api("GET", "me", None, headers=bearer(secret)), 401, "unauthorized")
         assert api("POST", "jobs", None, json={"program": "digits"}, headers=ORIGIN).status_code == 201
         assert api("DELETE", "session", None, headers=ORIGIN).status_code == 204
         for cookie in (secret, api.tokens["ann"]):
-            problem(api("GET", "me", None, headers={"Cookie": f"rlpto_session={cookie}"}), 401, "unauthorized")
+            problem(api("GET", "me", None, headers={"Cookie": f"rlpto_session_8765={cookie}"}), 401, "unauthorized")
 
 
 def test_only_requests_for_this_host_are_answered(shared_api: Api) -> None:

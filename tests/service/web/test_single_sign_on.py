@@ -80,7 +80,7 @@ def check_refused(api: Api, answer: Any, code: int, said: str) -> None:
     assert answer.status_code == code, answer.text
     assert answer.headers["content-type"].startswith("text/html")
     assert re.search(said, answer.text), answer.text
-    assert "rlpto_session" not in api.client.cookies
+    assert "rlpto_session_8765" not in api.client.cookies
     (by, action, detail), *_ = audit(api)
     assert (by, action) == ("", "session.refuse")
     assert re.search(said, detail["why"])
@@ -228,10 +228,10 @@ def test_groups_of_the_provider_give_roles(there: Provider, tmp_path: Path) -> N
         assert ("ann.b", "user.change", {"role": "admin", "by": "single sign-on"}) in audit(api)
         api("PATCH", "users/root", None, json={"role": "user"}, headers=ORIGIN)
         there.who = there.who | {"groups": ["staff"]}
-        kept = api.client.cookies["rlpto_session"]
+        kept = api.client.cookies["rlpto_session_8765"]
         api.client.cookies.clear()
         assert sign_in(api).status_code == 403, "no admin would be left"
-        me = api("GET", "me", None, headers={"Cookie": f"rlpto_session={kept}"}).json()
+        me = api("GET", "me", None, headers={"Cookie": f"rlpto_session_8765={kept}"}).json()
         assert (me["name"], me["role"]) == ("ann.b", "admin")
 
 

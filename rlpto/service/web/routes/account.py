@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from rlpto.service.web.access import Caller, TheCaller
 from rlpto.service.web.errors import Problem, not_found
-from rlpto.service.web.middleware import COOKIE, WINDOW_S
+from rlpto.service.web.middleware import WINDOW_S, cookie_of
 from rlpto.service.web.schemas import NameInPath, SessionBody, TokenBody
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import highest_priority
@@ -74,6 +74,7 @@ async def new_token(service: Service, caller: Caller, user: str, body: TokenBody
         raise Problem(403, "outlives-token", f"days: expected at most {days:.4g}, when the token in use expires")
 
     def write(store: Store) -> NewToken:
+        refuse_ended(store, caller.token, at)
         known = [one for one in users.tokens_of(store, user, at) if one.kind == "token"]
         if len(known) >= _MOST_TOKENS:
             raise Problem(403, "quota-exceeded", f"{user} has {_MOST_TOKENS} tokens; end some first")
@@ -127,6 +128,8 @@ async def begin_session(
 
     def write(store: Store) -> tuple[users.Token, str]:
         user, detail = who(store)
+        if made_with is not None:
+            refuse_ended(store, made_with, at)
         expires = at + service.settings.web.session_hours * _HOUR_S
         made = users.add_token(store, user, "browser", at, expires=expires, kind="session", made_with=made_with)
         users.note_change(store, user, "session.add", address_of(request), at, {"id": made[0].id, **detail})
@@ -134,7 +137,15 @@ async def begin_session(
 
     session, secret = await service.commit(write)
     age, secure = int((session.expires or 0.0) - at), is_encrypted(service, request)
-    response.set_cookie(COOKIE, secret, max_age=age, secure=secure, httponly=True, samesite="strict", path="/")
+    response.set_cookie(
+        cookie_of(request), secret, max_age=age, secure=secure, httponly=True, samesite="strict", path="/"
+    )
+
+
+def refuse_ended(store: Store, token: users.Token, at: float) -> None:
+    """Raise Problem if a token has ended since the request was accepted: nothing may outlive it."""
+    if users.user_of_token_id(store, token.id, at) is None:
+        raise Problem(401, "unauthorized", "no such token, or it has ended")
 
 
 def is_encrypted(service: Service, request: Request) -> bool:
@@ -162,9 +173,9 @@ async def refuse_sign_in(service: Service, request: Request, refused: Problem) -
 
 
 @router.delete("/session", status_code=204)
-async def sign_out(caller: TheCaller, service: TheService, response: Response) -> None:
+async def sign_out(caller: TheCaller, request: Request, service: TheService, response: Response) -> None:
     """End the session of this browser."""
     at = service.now()
     if caller.token.kind == "session":
         await service.commit(lambda store: users.revoke_token(store, caller.token.id, caller.name, at))
-    response.delete_cookie(COOKIE, path="/")
+    response.delete_cookie(cookie_of(request), path="/")
