@@ -65,6 +65,9 @@ class Client:
         self.address = (chosen or next(reversed(noted), DEFAULT_ADDRESS)).rstrip("/")
         self.others = [] if chosen else [other for other in noted if other != self.address]
         secret = token or os.environ.get(TOKEN_VARIABLE) or _token_of(noted, self.address)
+        if not secret and self.address in noted:
+            again = f"start it again (`rlpto serve`), or set ${TOKEN_VARIABLE} if it runs elsewhere"
+            raise ServiceError(f"the service at {self.address} has ended: {again}")
         if not secret:
             raise ServiceError(f"no token for {self.address}: expected one in ${TOKEN_VARIABLE}, or from `rlpto serve`")
         if not (secret.isascii() and secret.isprintable()):
@@ -339,9 +342,11 @@ def _note() -> Path:
 
 
 def _token_of(noted: Mapping[str, tuple[str, int]], address: str) -> str:
-    """Return the token of a recorded service. It is empty for any other address, because a token is sent nowhere
-    else."""
+    """Return the token of a recorded service. It is empty for any other address, because a token is sent nowhere else,
+    and if the service has ended, because another program may listen there now."""
     try:
+        if not Path(f"/proc/{noted[address][1]}").exists():
+            return ""
         return Path(noted[address][0]).read_text(encoding="ascii").strip()
     except (KeyError, OSError, ValueError):
         return ""

@@ -184,6 +184,19 @@ class TestClient:
         (tmp_path / "rlpto" / "services.json").write_text(json.dumps(noted))
         assert "asking" not in CliRunner().invoke(make_app("jobs"), ["jobs"]).stderr, "the other has ended"
 
+    def test_no_token_is_sent_to_where_a_service_has_ended(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        for variable in ("RLPTO_TOKEN", "RLPTO_SERVICE"):
+            monkeypatch.delenv(variable, raising=False)
+        (tmp_path / "token").write_text("rlpto_secret\n")
+        note_service("http://127.0.0.1:9", tmp_path / "token")
+        note = tmp_path / "rlpto" / "services.json"
+        note.write_text(json.dumps({"http://127.0.0.1:9": [str(tmp_path / "token"), 2**22 + 1]}))
+        with pytest.raises(ServiceError, match=r"the service at http://127\.0\.0\.1:9 has ended"):
+            Client()
+
 
 class TestCommand:
     def test_submit_from_options_a_file_and_stdin(self, command: Any, tmp_path: Path) -> None:
