@@ -15,6 +15,7 @@ import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console, make_table, waiting
 from rlpto.io.durations import span_text
+from rlpto.io.errors import RlptoError
 from rlpto.io.terminal import say
 
 if TYPE_CHECKING:
@@ -135,7 +136,10 @@ def serve(
 
     def ready(address: str, token_is_new: bool) -> None:
         token_file = found.folder / TOKEN_FILE
-        note_service(address, token_file)
+        try:
+            note_service(address, token_file)
+        except RlptoError as refused:
+            say(f"rlpto: {refused}; commands need --service and $RLPTO_TOKEN", err=True)
         shows = token_is_new and sys.stdout.isatty()  # others may read a file or a journal
         token = token_file.read_text(encoding="ascii").strip() if shows else ""
         console.print(f"the service is up at [bold]{address}[/]; the cluster comes up meanwhile")
@@ -149,6 +153,9 @@ def serve(
     serve(settings, found, ready, lambda line: say(f"rlpto: {line}", err=True))
 
 
+DaysOption = Annotated[
+    float | None, typer.Option(help="Days until the token ends, at most until yours does. Default: it never ends.")
+]
 user_app = typer.Typer(help="Add users of the service and make tokens, as its admin.", no_args_is_help=True)
 
 
@@ -158,17 +165,20 @@ def add_user(
     client: Client,
     name: Annotated[str, typer.Argument(help="Name of the user.")],
     role: Annotated[str, typer.Option(help="user, developer, operator or admin.")] = "user",
+    days: DaysOption = None,
 ) -> None:
     """Add a user, and print a token of theirs, which is shown only now; use it by `export RLPTO_TOKEN=TOKEN`."""
     client.add_user(name, role)
-    say(client.make_token(name, "first"))
+    say(client.make_token(name, "first", days))
 
 
 @user_app.command("token", epilog="Example: rlpto user token ann")
 @of_service
-def make_token(client: Client, name: Annotated[str, typer.Argument(help="Name of the user.")]) -> None:
+def make_token(
+    client: Client, name: Annotated[str, typer.Argument(help="Name of the user.")], days: DaysOption = None
+) -> None:
     """Print an additional token of a user, which is shown only now."""
-    say(client.make_token(name, "by rlpto user token"))
+    say(client.make_token(name, "by rlpto user token", days))
 
 
 program_app = typer.Typer(help="Show programs of the service; as its admin, change them.", no_args_is_help=True)

@@ -130,6 +130,8 @@ class TestServe:
         oidc = {"issuer": "https://sso.example", "client_id": "rlpto", "client_secret_env": "RLPTO_NO_SUCH"}
         for name, change, said in (
             ("scheduler", {"policy": "nonsense"}, r"scheduler\.policy: nonsense: expected one of"),
+            ("scheduler", {"policies": {"mine": "agnt:run=/no"}}, r"scheduler\.policies\.mine: no policy 'agnt'"),
+            ("scheduler", {"policies": {"mine": "agent:run=/no/run"}}, r"scheduler\.policies\.mine: .*/no/run"),
             ("web", {"oidc": oidc}, r"web\.oidc\.client_secret_env: variable RLPTO_NO_SUCH of the environment"),
         ):
             with pytest.raises(ConfigError, match=said):

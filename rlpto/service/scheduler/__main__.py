@@ -82,6 +82,13 @@ def check(settings: ServiceSettings) -> None:
     known = sorted(catalogue_of(settings.scheduler.policies))
     if settings.scheduler.policy not in known:
         raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
+    if settings.scheduler.policies:
+        experiment = Experiment(config)
+        for name, spec in settings.scheduler.policies.items():
+            try:
+                experiment.policy(spec, real=True)
+            except RlptoError as wrong:
+                raise ConfigError(f"scheduler.policies.{name}: {wrong}") from None
     _check_certificate(settings.web)
     if settings.web.oidc is not None:
         settings.web.oidc.secret()
