@@ -24,6 +24,8 @@ PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of users, programs and options."""
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 """Environment variable of `rlpto serve` that holds a secret. Secrets never stand in the settings file."""
+LONGEST_OPTION = 64
+"""Most characters of a text that a user gives as an option."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -37,7 +39,7 @@ class OptionSettings(Settings):
     """Smallest value of an integer or a number."""
     maximum: float | None = None
     """Largest value of an integer or a number."""
-    choices: tuple[str, ...] = ()
+    choices: tuple[Annotated[str, Field(min_length=1, max_length=LONGEST_OPTION)], ...] = ()
     """Allowed values of a choice."""
     default: bool | int | float | str | None = None
     """Value if a user gives none. Default: the program's value."""
@@ -65,8 +67,9 @@ class OptionSettings(Settings):
                 return value
             raise ValueError("expected true or false")
         if self.type == "choice":
-            if isinstance(value, str) and value in self.choices:
-                return value
+            text = value if isinstance(value, str) else str(value) if type(value) in (int, float) else ""  # 16 as typed
+            if text in self.choices:
+                return text
             raise ValueError(f"expected one of {', '.join(self.choices)}")
         whole = self.type == "integer"
         low, high = self.minimum or 0.0, self.maximum or 0.0

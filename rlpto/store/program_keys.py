@@ -39,6 +39,10 @@ class GuessSettings(Settings):
     """Seconds until a change of a job's workers is in force."""
 
 
+MOST_SERVERS = 64
+"""Most parameter servers of a job: speeds are tabulated for each number of them."""
+
+
 class ProgramKeys(Settings):
     """The training program of one model's jobs."""
 
@@ -61,9 +65,9 @@ class ProgramKeys(Settings):
     """Rule by which the learning rate follows a larger batch."""
     architecture: Architecture = "all_reduce"
     """With all_reduce, workers average gradients among themselves; with parameter_server, through server actors."""
-    servers: int = Field(1, ge=1)
+    servers: int = Field(1, ge=1, le=MOST_SERVERS)
     """Number of parameter servers; each takes a CPU slot of a node (`cluster.nodes` has `cpus`)."""
-    most_servers: int | None = Field(None, ge=1, le=1024)
+    most_servers: int | None = Field(None, ge=1, le=MOST_SERVERS)
     """Most parameter servers that a policy may choose for a job. Default: `servers`."""
     asynchronous: bool = False
     """Whether parameter servers apply each gradient on arrival."""

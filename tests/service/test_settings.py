@@ -24,6 +24,9 @@ def test_the_example_is_found_by_its_name() -> None:
     assert found.experiment == CONFIG.parent / "ray_smoke.yaml"
 
 
+LONG = "x" * 65
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -35,6 +38,11 @@ def test_the_example_is_found_by_its_name() -> None:
         (f"programs: {{x: {{{TRAINS}, options: {{lr: {{type: number}}}}}}}}", "needs a minimum and a maximum"),
         (f"programs: {{x: {{{TRAINS}, options: {{a: {{type: choice}}}}}}}}", "choices are listed"),
         (f"programs: {{x: {{{TRAINS}, options: {{a: {BOUNDED}}}}}}}", "from 1 to 2"),
+        (
+            f"programs: {{x: {{{TRAINS}, options: {{a: {{type: choice, choices: [{LONG}]}}}}}}}}",
+            "at most 64 characters",
+        ),
+        ("programs: {x: {program: {training: 'a:B', servers: 1000000}}}", "less than or equal to 64"),
         ("programs: {x: {program: {training: 'a:B', sampels: 3}}}", "programs.x.program.sampels: unknown key"),
     ],
 )
@@ -51,6 +59,7 @@ def test_wrong_settings_are_one_line(tmp_path: Path, text: str, said: str) -> No
         (OptionSettings(type="number", minimum=-1, maximum=1), [0, 0.5, -1], [1.1, False, "0", float("nan"), None]),
         (OptionSettings(type="boolean"), [True, False], [0, 1, "true", None]),
         (OptionSettings(type="choice", choices=("sgd", "adam")), ["sgd"], ["../sgd", 1, True, "", None]),
+        (OptionSettings(type="choice", choices=("16", "0.5")), ["16", "0.5"], [True, 17, 16.5, None]),
     ],
 )
 def test_options_take_what_the_catalogue_allows(option: OptionSettings, good: list[object], bad: list[object]) -> None:
@@ -58,3 +67,8 @@ def test_options_take_what_the_catalogue_allows(option: OptionSettings, good: li
     for value in bad:
         with pytest.raises(ValueError, match="expected"):
             option.checked(value)
+
+
+def test_a_number_that_is_typed_for_a_choice_is_that_choice() -> None:
+    option = OptionSettings(type="choice", choices=("16", "0.5"))
+    assert [option.checked(value) for value in (16, 0.5)] == ["16", "0.5"]

@@ -216,14 +216,16 @@ class Catalogue:
         """
         experiment, per_node = self._experiment(), self._shape.gpus_per_node
         counts = [gpus for gpus in PREVIEW_GPUS if gpus <= self.most_gpus]
-        with self._store.transaction():
-            for name, program in self.programs.items():
-                known = name not in experiment.guessed_models or program.gives_speed
-                try:
-                    found = predict_training(experiment.profiles, name, counts, METRIC_NAMES, per_node) if known else []
-                except RlptoError:
-                    found = []
-                if len({(one.gpus, one.hours) for one in found}) == len(counts):
-                    found = [replace(one, metric=ANY_METRIC) for one in found[: len(counts)]]
-                rows = [PreviewRow(name, one.metric, one.gpus, one.hours, one.gpu_hours) for one in found]
-                put_all(self._store, PreviewRow, rows, "WHERE program = ?", (name,))
+        rows = dict[str, list[PreviewRow]]()
+        for name, program in self.programs.items():
+            known = name not in experiment.guessed_models or program.gives_speed
+            try:
+                found = predict_training(experiment.profiles, name, counts, METRIC_NAMES, per_node) if known else []
+            except RlptoError:
+                found = []
+            if len({(one.gpus, one.hours) for one in found}) == len(counts):
+                found = [replace(one, metric=ANY_METRIC) for one in found[: len(counts)]]
+            rows[name] = [PreviewRow(name, one.metric, one.gpus, one.hours, one.gpu_hours) for one in found]
+        with self._store.transaction():  # not longer: it keeps other writers waiting
+            for name in rows:
+                put_all(self._store, PreviewRow, rows[name], "WHERE program = ?", (name,))

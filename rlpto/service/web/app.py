@@ -16,7 +16,7 @@ from rlpto import __version__
 from rlpto.io.extras import extras
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.errors import API, HANDLERS, MEDIA_TYPE, ProblemBody
-from rlpto.service.web.messages import EndMessages
+from rlpto.service.web.messages import EndMessages, forget_messages
 from rlpto.service.web.middleware import RateLimits, RequestGuard, ServiceMetrics
 from rlpto.service.web.rendering import STATIC, VersionedFiles
 from rlpto.service.web.routes import account, admin, cluster, jobs, pages, ray_jobs, stream
@@ -84,6 +84,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if settings.web.webhook is not None:
         messages = EndMessages(settings.web.webhook, store, commit, notifier)
         tasks.append(asyncio.create_task(messages.run()))
+    else:  # one that is set later begins with ends after that
+        await commit(forget_messages)
     try:
         yield
     finally:

@@ -27,6 +27,11 @@ _DELIVERED = "webhook"
 _LOG = logging.getLogger("rlpto.service")
 
 
+def forget_messages(store: Store) -> None:
+    """Forget what was delivered, so that a webhook which is set later gets only ends after that."""
+    store.write("DELETE FROM facts WHERE key = ?", (_DELIVERED,))
+
+
 class EndMessages:
     """Posts the ends of jobs to an address in order, each at least once, even across restarts.
 

@@ -6,10 +6,10 @@ import unicodedata
 from typing import Annotated
 
 from fastapi import Path, Query
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rlpto.performance.metrics import MetricName
-from rlpto.service.settings import PLAIN_NAME
+from rlpto.service.settings import LONGEST_OPTION, PLAIN_NAME
 from rlpto.store.code_files import LARGEST_TEXT
 from rlpto.store.jobs import Priority
 from rlpto.store.program_keys import MOST_REQUIREMENTS, Requirement
@@ -40,10 +40,22 @@ PlainName = Annotated[str, Field(pattern=PLAIN_NAME)]
 LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")]
 LabelValue = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_is_plain)]
 OptionName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
-OptionText = Annotated[str, Field(max_length=64)]
+OptionText = Annotated[str, Field(max_length=LONGEST_OPTION)]
 LARGEST_NUMBER = 10**15
 OptionNumber = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 OptionInteger = Annotated[int, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+
+
+def _is_option(value: object) -> object:
+    number = isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER  # true and false, too
+    if number or (isinstance(value, str) and len(value) <= LONGEST_OPTION):
+        return value
+    text = f"a text of at most {LONGEST_OPTION} characters"
+    raise ValueError(f"expected true, false, a number from -{LARGEST_NUMBER:.0e} to {LARGEST_NUMBER:.0e} or {text}")
+
+
+OptionValue = Annotated[bool | OptionInteger | OptionNumber | OptionText, BeforeValidator(_is_option)]
+"""One error for a wrong value, not one for each type."""
 _SIGN_IN = "Value by which single sign-on knows the user, such as an address; null: by none."
 SignIn = Annotated[str, Field(max_length=254, pattern=r"^[!-~]+$"), AfterValidator(sign_in_key)] | None
 Quota = Annotated[int, Field(ge=1, le=10**6)] | None
@@ -90,7 +102,7 @@ class JobBody(Body):
     name: Label = Field("", description="A label for people; empty: the program's name.")
     program: PlainName = Field(description="What to train: a program of GET /programs.")
     script: ScriptBody | None = Field(None, description="Role developer only: for a program that trains by scripts.")
-    options: dict[OptionName, bool | OptionInteger | OptionNumber | OptionText] = Field(
+    options: dict[OptionName, OptionValue] = Field(
         default_factory=dict, max_length=64, description="Options that the program lets users choose."
     )
     epochs: float | None = Field(None, gt=0, le=1e6, description="Work; null: as the program says.")

@@ -34,7 +34,7 @@ def serving(settings: ServiceSettings) -> Iterator[Store]:
     """The web application while the block runs, once it has noted where it begins."""
     store = Store(settings.database)
     with TestClient(make_app(settings), base_url="http://127.0.0.1:8765") as client:
-        while store.fact("webhook") is None:
+        while store.fact("webhook") is None and settings.web.webhook:
             client.get("/healthz")
         yield store
     store.close()
@@ -78,3 +78,15 @@ def test_ends_arrive_once_each_in_order(receiver: Receiver, tmp_path: Path, capl
         last = end(store, "five", "finished")
         assert receiver.got.get(timeout=WAIT_S)["job"]["id"] == last
     assert receiver.got.empty()
+
+
+def test_a_webhook_that_is_set_again_is_not_sent_what_ended_meanwhile(receiver: Receiver, tmp_path: Path) -> None:
+    settings = make_settings(tmp_path / "service", web={"webhook": receiver.address})
+    fill(settings)
+    with serving(settings):
+        pass
+    with serving(make_settings(tmp_path / "service")) as store:
+        end(store, "one", "finished")
+    with serving(settings) as store:
+        last = end(store, "two", "finished")
+        assert receiver.got.get(timeout=WAIT_S)["job"]["id"] == last
