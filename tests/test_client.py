@@ -222,7 +222,7 @@ class TestCommand:
         assert "only scripts take this option" in str(refused("submit", "-p", "digits", "--samples", "9"))
         monkeypatch.setenv("RLPTO_TOKEN", running.tokens["root"])
         first = command("user", "add", "eve", "--role", "developer").strip()
-        monkeypatch.setenv("RLPTO_TOKEN", command("user", "token", "eve").strip())
+        monkeypatch.setenv("RLPTO_TOKEN", command("user", "token", "eve", "--days", "2").strip())
         assert first != os.environ["RLPTO_TOKEN"]
         found = json.loads(command("submit", str(file), "--samples", "9", "--json", "--", "--lr", "0.1"))
         assert (found["program"], found["arguments"], found["samples"]) == ("script", ["--lr", "0.1"], 9)
