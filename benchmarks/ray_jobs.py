@@ -140,7 +140,10 @@ def hosts(repeats: int) -> Found:  # noqa: ARG001 - a quarter of an hour: once
 
     with tempfile.TemporaryDirectory() as folder, spanning.cluster(Path(folder)) as ray:
         job = spanning.Evaluation(ray)
-        return figures({name: partial(spanning.suffer, job, fault) for name, fault in spanning.FAULTS.items()})
+        outcomes = {name: partial(spanning.suffer, job, fault) for name, fault in spanning.FAULTS.items()}
+        outcomes["Ray on the head killed"] = partial(spanning.lose_head, job, power=False)
+        outcomes["head killed"] = partial(spanning.lose_head, job, power=True)
+        return figures(outcomes)
 
 
 def figures(outcomes: Mapping[str, Callable[[], Any]]) -> Found:
