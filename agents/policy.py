@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,8 +108,13 @@ class Agent:
 
 
 def act_alone(trained: TrainedAgent) -> Callable[[Observation], AnyArray]:
-    """Return a function that gives the agent's best action for a single observation."""
-    return lambda seen: trained.act(Observation(*(part[None] for part in seen)))[0]
+    """Return a function that gives the agent's best action for a single observation. It can be copied and pickled."""
+    return partial(_act_alone, trained)
+
+
+def _act_alone(trained: TrainedAgent, seen: Observation) -> AnyArray:
+    action: AnyArray = trained.act(Observation(*(part[None] for part in seen)))[0]
+    return action
 
 
 class Pretrained(Agent):

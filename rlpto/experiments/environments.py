@@ -22,7 +22,7 @@ from rlpto.envs.acting import ActionPolicy
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import Workload
 from rlpto.envs.episodes import EnvSetup, check_integer
-from rlpto.envs.observation import FORECAST_FEATURES, Observed, forecast_features
+from rlpto.envs.observation import FORECAST_FEATURES, Observation, Observed, forecast_features
 from rlpto.envs.rendering import METADATA
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.vector import ClusterVectorEnv
@@ -108,12 +108,16 @@ class EnvPolicy(BasePolicy[NoOptions], ABC):
     def __init__(self, options: NoOptions | None = None) -> None:
         config = changed_config(self.config, self.overrides, self.settings)
         self.name, start = type(self).__name__, start_weights(config)
-        self._decides = ActionPolicy(self.name, lambda seen: self.act(seen._asdict()), config.env, start)
+        self._decides = ActionPolicy(self.name, self._act, config.env, start)
         super().__init__(options)
 
     @abstractmethod
     def act(self, observation: Observed) -> AnyArray:
         """Return the action [ACTION_FEATURES] for an observation of the environment."""
+
+    def _act(self, seen: Observation) -> AnyArray:
+        # A method, not a lambda: predictions copy and pickle policies, and a copy must not call the original's `act`.
+        return self.act(seen._asdict())
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget the action in force. Override this if the agent has a memory."""

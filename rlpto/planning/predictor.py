@@ -11,6 +11,7 @@ import copy
 import math
 import multiprocessing
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from rlpto.core.policy import Policy, frozen
 from rlpto.core.queues import QueueSettings
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.planning.snapshot import ScratchCluster, Snapshot, take_snapshot
+from rlpto.policies.registry import code_files, load_files
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.store.status import PredictionRow
 
@@ -172,7 +174,8 @@ class Predictor:
         now = self._timer()
         self._due = now + self._interval
         try:
-            snapshot, remembering = take_snapshot(cluster, state), copy.deepcopy(frozen(policy))
+            snapshot, present = take_snapshot(cluster, state), frozen(policy)
+            remembering = SentPolicy.of(present) if self._own else copy.deepcopy(present)
             futures = None if sampled is None else sampled(snapshot)
             answer = self._executor.submit(look_ahead, snapshot, remembering, self._queue, self._settings, futures)
         except BrokenProcessPool as error:
@@ -223,13 +226,40 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
+@dataclass(frozen=True)
+class SentPolicy:
+    """A policy with its memory, on its way to another process. content: its pickle. files: its `code_files`.
+
+    A policy that the executor unpickled itself would end the process if its module were missing there.
+    """
+
+    content: bytes
+    files: dict[str, str]
+
+    @classmethod
+    def of(cls, policy: Policy) -> SentPolicy:
+        """Pickle a policy."""
+        return cls(pickle.dumps(policy), code_files(policy))
+
+    def policy(self) -> Policy:
+        """The policy. Raises ConfigError if a file of its classes has changed since."""
+        load_files(self.files)
+        policy: Policy = pickle.loads(self.content)
+        return policy
+
+
 def look_ahead(
-    snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, sampled: Sampled | None
+    snapshot: Snapshot,
+    policy: Policy | SentPolicy,
+    queue: QueueSettings,
+    settings: SimulatorSettings,
+    sampled: Sampled | None,
 ) -> tuple[JobForecast, FloatArray | None]:
     """Return the prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures, or None.
 
     Same arguments, same prediction.
     """
+    policy = policy.policy() if isinstance(policy, SentPolicy) else policy
     found = predict(snapshot, policy, queue, settings)
     if sampled is None or not len(snapshot.index):
         return found, None

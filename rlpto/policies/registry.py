@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +36,8 @@ from rlpto.policies.switching import SwitchingPolicy
 
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
+_FILE_MODULE = "rlpto_policy_"
+"""Beginning of the names of modules that are loaded from Python files."""
 
 _CLASSES = (
     *(Fifo, ElasticFifo, RoundRobin, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
@@ -65,6 +67,22 @@ def available(broken: Callable[[str], None] | None = None) -> dict[str, PolicyCl
                 raise
             broken(str(wrong))
     return found
+
+
+def code_files(policy: Policy) -> dict[str, str]:
+    """Return the Python files that a policy's classes were loaded from, by the names of their modules.
+
+    Pickles name these modules, which another process has only after `load_files`.
+    """
+    modules = {type(one).__module__ for one in getattr(policy, "policies", (policy,))}
+    return {name: str(sys.modules[name].__file__) for name in sorted(modules) if name.startswith(_FILE_MODULE)}
+
+
+def load_files(files: Mapping[str, str]) -> None:
+    """Load the `code_files` of another process. Raises ConfigError if one cannot be loaded or has changed since."""
+    for name, path in files.items():
+        if name not in sys.modules and _module(Path(path), f"policy {path}").__name__ != name:
+            raise ConfigError(f"policy {path}: it, or a file that it imports, has changed since the policy was made")
 
 
 def is_complete(policy: PolicyClass) -> bool:
@@ -210,7 +228,7 @@ def _module(path: Path, what: str) -> ModuleType:
     text = read_text(path, "a Python file", ConfigError, MIB)
     others = [file for file in local_modules(path) if file != path]
     content = "".join([f"{path}:{text}", *map(digest, others)])
-    name = f"rlpto_policy_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    name = f"{_FILE_MODULE}{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     if name not in sys.modules:
         known = {str(file.absolute()) for file in others}
         for other in [key for key, one in sys.modules.items() if getattr(one, "__file__", None) in known]:

@@ -1,5 +1,7 @@
 """The trained agent as a policy: the same decisions as in the environments it has learned in."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -57,6 +59,13 @@ def test_acts_as_the_network_does_in_the_environments() -> None:
         ours = trained.act(Observation(**seen))
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
         seen, *_ = env.step(ours)
+
+
+def test_an_agent_that_learnt_from_decisions_can_be_copied_and_pickled() -> None:
+    agent, jobs = Agent(trained=random_agent(make_setup())), workload(8).jobs
+    finished = schedule(agent, jobs).jobs.finish_time
+    for other in (copy.deepcopy(agent), pickle.loads(pickle.dumps(agent))):
+        np.testing.assert_array_equal(schedule(other, jobs).jobs.finish_time, finished)
 
 
 @pytest.mark.parametrize("hold", [0.0, 400.0])

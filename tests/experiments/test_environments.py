@@ -1,5 +1,7 @@
 """Environments from configurations, and by name through gymnasium."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +140,17 @@ class Leaning(Zero):
         return super().act(observation) + np.eye(1, len(ACTION_FEATURES))[0]
 
 
+class Counting(Zero):
+    """An agent with a memory."""
+
+    acts = 0
+
+    def act(self, observation):
+        """The number of actions is kept."""
+        self.acts += 1
+        return super().act(observation)
+
+
 class TestPolicies:
     def test_an_agent_of_the_environment_decides_for_a_cluster_as_it_does_there(self):
         experiment, window = Experiment(SMALL), "train-000"
@@ -151,6 +164,14 @@ class TestPolicies:
         while not ended:
             ended = env.batch.step(np.eye(1, len(ACTION_FEATURES))).ended[0]
         np.testing.assert_array_equal(env.batch.clusters.jobs(0)["finish_time"], jobs[2].finish_time)
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+    def test_a_copy_changes_nothing_in_the_original(self, copied: Callable[[EnvPolicy], EnvPolicy]):
+        policy = Counting()
+        Experiment(SMALL).run_policy(policy, "train-000", 0)
+        before, other = policy.acts, copied(policy)
+        Experiment(SMALL).run_policy(other, "train-000", 0)
+        assert (policy.acts, other.acts) == (before, 2 * before)
 
     def test_an_action_of_another_shape_is_named(self):
         class Wrong(Zero):

@@ -1,0 +1,59 @@
+"""Policies of users in the process that predicts."""
+
+import sys
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.io.errors import ConfigError
+from rlpto.planning.predictor import Predictions, Predictor, SentPolicy
+from rlpto.policies.registry import make_policy
+from rlpto.simulator.settings import SimulatorSettings
+
+from ..builders import make_cluster, random_jobs, random_tables
+
+MINE = """
+from rlpto.policies.rigid import Srtf
+
+
+class Mine(Srtf):
+    summary = "one of a file"
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A file with a policy that decides as srtf does."""
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def test_another_process_predicts_under_a_policy_of_a_file(mine: Path) -> None:
+    made, said = list[Predictions](), list[str]()
+    predictor = Predictor(QueueSettings(), SimulatorSettings(), made.append, said.append, 0.0)
+    cluster = make_cluster(random_jobs(1, 6, 8, 8), random_tables(3, 8, 20.0), [4, 4])
+    cluster.advance()
+    state = Queue(QueueSettings()).order(cluster.state())
+    for spec in ("srtf", f"{mine}:Mine", f"fifo>3600:{mine}:Mine"):
+        predictor.begin(cluster, [str(at) for at in range(6)], make_policy(spec), state, spec)
+        wait([predictor._under_way[0]])
+        predictor.publish()
+    predictor.close()
+    assert said == []
+    assert made[0].finish.tolist() == made[1].finish.tolist()
+    assert made[2].policy.startswith("fifo>3600:")
+
+
+def test_a_file_that_has_changed_since_is_named(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the process that predicts, which has not loaded it before."""
+    policy = make_policy(f"{mine}:Mine")
+    sent = SentPolicy.of(policy)
+    monkeypatch.delitem(sys.modules, type(policy).__module__)
+    assert sent.policy().summary == "one of a file"
+    monkeypatch.delitem(sys.modules, type(policy).__module__)
+    mine.write_text(MINE + "\n")
+    with pytest.raises(ConfigError, match=r"mine\.py: it, or a file that it imports, has changed since"):
+        sent.policy()
