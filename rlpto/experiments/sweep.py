@@ -95,8 +95,9 @@ def open_sweep(
     except ConfigError as wrong:
         raise ConfigError(f"{space}: {str(wrong).removeprefix('--set: ')}") from None
     on_wait("checking that trials can be compared on validation windows")
-    from rlpto.experiments.training_runs import validation_setup
+    from rlpto.experiments.training_runs import check_whole_windows, validation_setup
 
+    check_whole_windows(tried[-1])
     if validation_setup(tried[-1]) is None:
         raise ConfigError(f"{config}: no validation windows, by which trials could be compared")
     begin_run(folder, load_config(config, overrides))

@@ -58,6 +58,7 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
     if not fresh:
         refuse_foreign(folder, config)
     refuse_for_learning(config.knowledge)
+    check_whole_windows(config)
     experiments = by_load(config)
     if config.agent.learns == "nodes":
         experiments[0].check_renting()
@@ -70,6 +71,17 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
     for seed in range(first, first + seeds) if seeds > 1 else ():
         own = config.model_copy(update={"agent": config.agent.model_copy(update={"seed": seed})})
         begin_run(folder / f"seed-{seed}", own)
+
+
+def check_whole_windows(config: Config) -> None:
+    """Raise ConfigError if an agent that learns from whole windows would learn nothing, whatever it does."""
+    if config.agent.learns != "windows":
+        return
+    if config.simulator.max_hours is not None:
+        raise ConfigError(
+            f"simulator.max_hours: {config.simulator.max_hours:g}, but with agent.learns: windows the start heuristic "
+            "has to finish the jobs of every window, with which others are compared; expected null"
+        )
 
 
 def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) -> None:

@@ -1,0 +1,37 @@
+"""Which experiments agents are trained on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlpto.experiments.config import load_config
+from rlpto.experiments.sweep import open_sweep
+from rlpto.experiments.training_runs import begin_training
+from rlpto.io.errors import ConfigError
+
+from ..small import SMALL
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        # Windows that the start heuristic did not finish all had the largest loss: rankings were noise.
+        ({"simulator.max_hours": 6}, "simulator.max_hours: 6, but with agent.learns: windows the start heuristic has"),
+    ],
+)
+def test_windows_that_teach_nothing_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        begin_training(load_config(SMALL, changes), tmp_path / "run", 1, fresh=False)
+    assert str(error.value).startswith(said)
+    begin_training(load_config(SMALL, changes | {"agent.learns": "decisions"}), tmp_path / "other", 1, fresh=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_of_such_trainings_is_refused_too(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    config, space = tmp_path / "config.yaml", tmp_path / "space.yaml"
+    config.write_text("simulator: {max_hours: 6}\n")
+    space.write_text("agent.whole_windows.learning_rate: [0.1, 0.2]\n")
+    with pytest.raises(ConfigError, match=r"^simulator\.max_hours: 6"):
+        open_sweep(tmp_path / "sweep", config, [], space, lambda _: None, resume=False)
