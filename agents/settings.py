@@ -68,7 +68,7 @@ class WindowSettings(Settings):
     take most of the time."""
     idle_interval: float = Field(600.0, gt=0)
     """Seconds between decisions without an event while training, if the simulator's interval is shorter: idle
-    decisions take most of the time. Validation uses the simulator's interval."""
+    decisions take most of the time. Validation uses the simulator's interval. Only with `decide_on: events`."""
     evaluate_every: int = Field(20_000, ge=1)
     """Windows between evaluations on validation windows, each followed by a checkpoint."""
 

@@ -209,7 +209,10 @@ class LocalPlayer:
         start = priced(setup.start, setup.reward) if settings.constants else setup.start
         slopes = setup.reward.shortfall > 0
         self.space = WeightSpace.around(start, settings.constants, settings.network, seed, slopes=slopes)
-        self.pool = WindowPool(setup, max(settings.idle_interval, setup.interval), threads)
+        interval = setup.interval
+        if setup.simulator.decide_on == "events":  # else these are all decisions there are, not idle ones
+            interval = max(settings.idle_interval, interval)
+        self.pool = WindowPool(setup, interval, threads)
         self._validation, self._threads = validation, threads
 
     @cached_property

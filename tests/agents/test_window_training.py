@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,15 @@ from rlpto.agents.policy import Agent, AgentOptions
 from rlpto.agents.settings import AgentSettings, WindowSettings
 from rlpto.agents.trained import StartingAgent
 from rlpto.agents.training_loop import TrainingResult
-from rlpto.agents.window_training import WEIGHTS, Learner, WeightSpace, evolve, learn_by_ppo, train_on_windows
+from rlpto.agents.window_training import (
+    WEIGHTS,
+    Learner,
+    LocalPlayer,
+    WeightSpace,
+    evolve,
+    learn_by_ppo,
+    train_on_windows,
+)
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
@@ -148,6 +156,19 @@ def test_losses_do_not_depend_on_the_number_of_threads_or_the_order() -> None:
     np.testing.assert_array_equal(one, backwards)
     assert np.ptp(one) > 0
     assert np.abs(one).max() <= LARGEST_LOSS
+
+
+@pytest.mark.parametrize(("decide_on", "decides_each"), [("events", 600.0), ("interval", 120.0)])
+def test_only_decisions_without_an_event_are_left_out_in_training(
+    decide_on: Literal["events", "interval"], decides_each: float
+) -> None:
+    setup = replace(make_setup(), simulator=SimulatorSettings(interval=120.0, decide_on=decide_on))
+    player = LocalPlayer(setup, None, WindowSettings(), 0, threads=1)
+    candidates, windows = np.repeat(player.space.start[None], 3, axis=0), np.arange(3)
+    played = player.pool.play(candidates, windows)[0]
+    np.testing.assert_array_equal(played, WindowPool(setup, decides_each, 1).play(candidates, windows)[0])
+    other = WindowPool(setup, 720.0 - decides_each, 1).play(candidates, windows)[0]
+    assert not np.array_equal(played, other), "the interval counts"
 
 
 def test_the_agent_decides_as_in_training_wherever_its_vector_is_used(tmp_path: Path) -> None:
