@@ -62,6 +62,7 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
         self.batch = self.batch_class(setup, num_envs, None, max_episode_steps)
         self.num_envs = num_envs
         self._over = np.zeros(num_envs, dtype=np.bool_)  # in the last step, and not begun again
+        self._begun = np.zeros(num_envs, dtype=np.bool_)  # by a reset
         self._seeds = [0] * num_envs
         self._seed_each(np.ones_like(self._over), fresh_seed() if seed is None else seed)
         self.single_observation_space = self.batch.observation_space
@@ -111,16 +112,18 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
     def _begin(self, mask: BoolArray) -> tuple[Observed, dict[str, Any]]:
         """Begin the next episodes of the environments in a mask [B]; returns all observations, and the infos."""
         seen, batch = self.batch.begin_next(np.flatnonzero(mask)), self.batch
-        self._over[mask] = False
+        self._over[mask], self._begun[mask] = False, True
         begun = {"workload": np.array(batch.names, object), "began": batch.began.copy(), "length": batch.length.copy()}
         return seen._asdict(), masked(begun, mask)
 
     def step(self, actions: AnyArray) -> tuple[Observed, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
         """Carry out actions [B, ...].
 
-        Raises ValueError if they have another shape or are not finite, and ResetNeeded if an episode is over and the
-        caller has to reset it.
+        Raises ValueError if they have another shape or are not finite, and ResetNeeded before the first reset, or if
+        an episode is over and the caller has to reset it.
         """
+        if not self._begun.all():
+            raise ResetNeeded(f"environments {np.flatnonzero(~self._begun).tolist()}: no episode yet: call reset")
         again = self._over.copy()
         if again.any() and self._mode is AutoresetMode.DISABLED:
             raise ResetNeeded(f"environments {np.flatnonzero(again).tolist()}: the episode is over: call reset")

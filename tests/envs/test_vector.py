@@ -68,6 +68,11 @@ def test_jobs_out_of_sight_go_on_being_scheduled():
 
 def test_what_cannot_be_is_refused_in_a_line():
     env = ClusterVectorEnv(make_setup(), 2)
+    with pytest.raises(ResetNeeded, match=r"^environments \[0, 1\]: no episode yet: call reset"):
+        env.step(ZERO)
+    env.reset(options={"reset_mask": np.array([True, False])})
+    with pytest.raises(ResetNeeded, match=r"^environments \[1\]: no episode yet"):
+        env.step(ZERO)
     np.testing.assert_array_equal(*env.reset(seed=[7, 7])[0]["jobs"])  # a seed each
     for options in (
         {"workload": 0},
