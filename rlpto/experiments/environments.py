@@ -231,7 +231,7 @@ def _cached_setup(
 def _stamps(config: Config) -> tuple[tuple[str, int, int], ...]:
     """Return path, time and size of all files, also within folders, that a configuration names."""
     texts = re.findall(r'"(/[^"]+)"', config.model_dump_json())
-    named = [path for text in texts for path in (*glob(text), *glob(f"{text}/**/*"))]
+    named = [path for text in texts for path in (*glob(text), *glob(f"{text}/**/*", recursive=True))]
     about = ((path, os.stat(path)) for path in sorted(named))
     return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in about)
 

@@ -22,6 +22,7 @@ from rlpto.experiments.environments import EnvPolicy, cluster_env, start_weights
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.workload import window_seed
 from rlpto.io.errors import ConfigError, PolicyError
+from rlpto.performance.profiles import builtin_profiles, profile_yaml
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import WEIGHT_NAMES, IndexWeights, save_index_weights
 
@@ -102,6 +103,16 @@ class TestPreparation:
         assert second.setup.start[0] == 2.0
         config.write_text(small.replace("8", "4") + "env: {start: weights.yaml}\n")
         assert cluster_env(config).setup.shape.capacity == 4
+
+    def test_a_changed_file_in_a_folder_is_read_again(self, tmp_path: Path):
+        for name, profile in builtin_profiles().items():
+            (tmp_path / f"{name}.yaml").write_text(profile_yaml(profile))
+        given = {"config": SMALL, "overrides": {"profiles.folder": str(tmp_path)}}
+        first = cluster_env(**given)
+        assert cluster_env(**given).setup is first.setup
+        with (tmp_path / f"{name}.yaml").open("a") as file:
+            file.write("# edited\n")
+        assert cluster_env(**given).setup is not first.setup
 
 
 class TestOverrides:
