@@ -245,7 +245,8 @@ def changed_config(config: Config | Path | str, overrides: Overrides, settings: 
         config = load_config(config, overrides, option="overrides")
     entries = config.env.model_dump()
     for key, value in settings.items():
-        entries[key] = {**entries[key], **value} if isinstance(value, Mapping) and key in entries else value
+        known = entries.get(key)
+        entries[key] = {**known, **value} if isinstance(value, Mapping) and isinstance(known, Mapping) else value
     try:
         return config.model_copy(update={"env": EnvSettings.model_validate(entries)})
     except ValidationError as error:

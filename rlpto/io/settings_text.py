@@ -73,6 +73,8 @@ def _reason(detail: ErrorDetails, model: type[Settings] | None) -> str:
             expected = context["expected"]
         case "tuple_type":
             expected = "a list"
+        case "path_type":
+            expected = "a path"
         case "model_type" | "model_attributes_type":
             expected = "keys and values"
         case _:

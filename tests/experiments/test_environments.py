@@ -238,6 +238,8 @@ def test_the_start_is_the_plain_index_or_what_a_file_says(tmp_path: Path):
     [
         (cluster_env, {"strat": "x.yaml"}, "environment: strat: unknown key, did you mean start?"),
         (cluster_env, {"start": "~nobody-here/x"}, "environment: start: ~nobody-here/x: no home folder of that user"),
+        (cluster_env, {"start": {"gain": 1.0}}, "environment: start: expected a path, got {'gain': 1.0}"),
+        (cluster_env, {"max_jobs": {"gain": 1.0}}, "environment: max_jobs: expected a valid integer, got {'gain'"),
         (cluster_env, {"split": "other"}, "split: expected train, validation or test, got 'other'"),
         (cluster_env, {"seeds": 5}, "seeds: expected a list of integers, got 5"),
         (cluster_env, {"config": 5}, "config: expected the path of an experiment file"),
