@@ -82,6 +82,11 @@ def check_whole_windows(config: Config) -> None:
             f"simulator.max_hours: {config.simulator.max_hours:g}, but with agent.learns: windows the start heuristic "
             "has to finish the jobs of every window, with which others are compared; expected null"
         )
+    if config.reward.time == 0 and config.reward.shortfall == 0:
+        raise ConfigError(
+            "reward.time and reward.shortfall: both 0, but with agent.learns: windows losses are shares of the start "
+            "heuristic's cost of the two; expected one above 0"
+        )
 
 
 def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) -> None:

@@ -18,6 +18,8 @@ from ..small import SMALL
     [
         # Windows that the start heuristic did not finish all had the largest loss: rankings were noise.
         ({"simulator.max_hours": 6}, "simulator.max_hours: 6, but with agent.learns: windows the start heuristic has"),
+        # Every loss was the smallest or the largest.
+        ({"reward.time": 0}, "reward.time and reward.shortfall: both 0, but with agent.learns: windows losses"),
     ],
 )
 def test_windows_that_teach_nothing_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
