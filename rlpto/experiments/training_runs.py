@@ -74,7 +74,7 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
 
 
 def check_whole_windows(config: Config) -> None:
-    """Raise ConfigError if an agent that learns from whole windows would learn nothing, whatever it does."""
+    """Raise ConfigError if an agent that learns from whole windows would learn nothing, or nothing at some loads."""
     if config.agent.learns != "windows":
         return
     if config.simulator.max_hours is not None:
@@ -86,6 +86,12 @@ def check_whole_windows(config: Config) -> None:
         raise ConfigError(
             "reward.time and reward.shortfall: both 0, but with agent.learns: windows losses are shares of the start "
             "heuristic's cost of the two; expected one above 0"
+        )
+    loads, pairs = config.agent.loads or (), config.agent.whole_windows.rollout // 2
+    if len(loads) > pairs:
+        raise ConfigError(
+            f"agent.loads: {len(loads)} loads, but agent.whole_windows.rollout plays {pairs} pairs of windows in an "
+            f"update, each at one load; expected a rollout of at least {2 * len(loads)}, or fewer loads"
         )
 
 

@@ -20,6 +20,11 @@ from ..small import SMALL
         ({"simulator.max_hours": 6}, "simulator.max_hours: 6, but with agent.learns: windows the start heuristic has"),
         # Every loss was the smallest or the largest.
         ({"reward.time": 0}, "reward.time and reward.shortfall: both 0, but with agent.learns: windows losses"),
+        # The last two loads were never played.
+        (
+            {"agent.loads": [0.5, 0.7, 0.9, 1.1], "agent.whole_windows.rollout": 4},
+            "agent.loads: 4 loads, but agent.whole_windows.rollout plays 2 pairs of windows in an update",
+        ),
     ],
 )
 def test_windows_that_teach_nothing_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
