@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlpto import __version__
-from rlpto.io.archive import Archive
+from rlpto.io.archive import Archive, read_archive
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.policies.index_weights import weights_of
@@ -21,6 +21,8 @@ AGENT = "rlpto agent 1"
 FORMATS = (CHECKPOINT, AGENT)
 INDEX_WEIGHTS, START = "index_weights", "start"
 """Entries of the manifest: the index weights of an agent that is nothing else, and the weights it started from."""
+NODES = "nodes"
+"""Entry of the manifest of an agent that rents nodes: the nodes that it was trained for."""
 NOT_TRAINED = "start, not trained"
 """State of an agent that acts exactly as the heuristic it starts from."""
 TRAINED = "trained"
@@ -32,6 +34,16 @@ def state_of(manifest: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> str
         return NOT_TRAINED if manifest[INDEX_WEIGHTS] == manifest.get(START) else TRAINED
     head = [array for name, array in arrays.items() if name.startswith("policy/action_net.")]
     return TRAINED if any(np.any(array) for array in head) else NOT_TRAINED
+
+
+def spec_of_file(file: Path) -> str:
+    """The spec by which an exported agent is used. An agent that rents nodes is the provisioner of any policy."""
+    return nodes_spec(file) if NODES in read_archive(file, (AGENT,)).manifest else f"agent:file={file}"
+
+
+def nodes_spec(file: Path) -> str:
+    """The spec of an agent that rents nodes."""
+    return f"POLICY@agent:file={file}"
 
 
 def deciding(archive: Archive) -> tuple[object, ...]:

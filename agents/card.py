@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlpto.agents.archive import AGENT, INDEX_WEIGHTS, NOT_TRAINED, index_weights_of, state_of
+from rlpto.agents.archive import AGENT, INDEX_WEIGHTS, NODES, NOT_TRAINED, index_weights_of, state_of
 from rlpto.io.archive import Archive, read_archive
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, is_there
@@ -23,20 +23,28 @@ _TEXT = """tags:
 
 # {name}
 
-An agent of RLPTO: it decides how many GPUs each job gets, in a cluster for distributed deep-learning training.
+An agent of RLPTO: it decides how many {decides}, in a cluster for distributed deep-learning training.
 {kind}
 
 ## Use
 
 ```
 rlpto hub load OWNER/NAME -o agent.safetensors
-rlpto evaluate quickstart --policies agent:file=agent.safetensors,fifo
+rlpto evaluate {used}
 ```
 
 ## Where it comes from
 
 {origin}
 """
+_ALLOCATES = {
+    "decides": "GPUs each job gets",
+    "used": "quickstart --policies agent:file=agent.safetensors,fifo",
+}
+_RENTS = {
+    "decides": "nodes are rented",
+    "used": "rented --policies fifo@agent:file=agent.safetensors,fifo@reactive",
+}
 
 
 def card_of(file: Path, scores: Sequence[str] = ()) -> str:
@@ -47,7 +55,8 @@ def card_of(file: Path, scores: Sequence[str] = ()) -> str:
     agent = read_archive(file, (AGENT,))
     unit, origin = "windows" if INDEX_WEIGHTS in agent.manifest else "steps", _origin(agent) | {"SHA-256": digest(file)}
     known = [{"what": what, "value": value} for what, value in origin.items() if value is not None]
-    text = _START + _TEXT.format(name=file.stem, kind=_kind(agent, file), origin="\n".join(markdown_table(known)))
+    does, table = _RENTS if NODES in agent.manifest else _ALLOCATES, "\n".join(markdown_table(known))
+    text = _START + _TEXT.format(name=file.stem, kind=_kind(agent, file), origin=table, **does)
     history = agent.manifest.get("history")
     rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
     if shown := [name for name in CURVE if any(name in row for row in rows)]:
@@ -71,6 +80,8 @@ def check_target(path: Path) -> None:
 def _kind(agent: Archive, file: Path) -> str:
     """A description of an agent, which says so if it is not trained."""
     kind = "It is a network that sets the weights of a greedy index for every state."
+    if NODES in agent.manifest:
+        kind = "It is a network that asks every minute for more or fewer GPUs than the heuristic it starts from."
     if INDEX_WEIGHTS in agent.manifest:
         size = len(index_weights_of(agent, file))
         network = " and a network that gives every job bonuses" if size > len(WEIGHT_NAMES) else ""

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from rlpto import __version__
-from rlpto.agents.archive import AGENT, CHECKPOINT, INDEX_WEIGHTS, index_weights_of, state_of
-from rlpto.agents.nodes_agent import NODES, nodes_agent_of
+from rlpto.agents.archive import AGENT, CHECKPOINT, INDEX_WEIGHTS, NODES, index_weights_of, state_of
+from rlpto.agents.nodes_agent import nodes_agent_of
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.trained import agent_of, load_weights, weight_arrays
 from rlpto.io.archive import Archive, read_archive, write_archive

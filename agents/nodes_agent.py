@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import FORMATS, check_meaning
+from rlpto.agents.archive import FORMATS, NODES, check_meaning
 from rlpto.agents.policy import AgentOptions, PretrainedOptions
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.core.renting import NodesState
@@ -26,9 +26,6 @@ from rlpto.provisioning.registry import make_provisioner, spec_of
 
 if TYPE_CHECKING:
     from rlpto.agents.ppo import FromStart
-
-NODES = "nodes"
-"""Entry of such an agent's manifest: the nodes that it was trained for."""
 
 
 def nodes_meaning() -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import FORMATS, INDEX_WEIGHTS, START, check_meaning, index_weights_of
+from rlpto.agents.archive import FORMATS, INDEX_WEIGHTS, NODES, START, check_meaning, index_weights_of, nodes_spec
 from rlpto.agents.ppo import FromStart, JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
@@ -100,6 +100,10 @@ def agent_of(archive: Archive, path: Path) -> TrainedAgent:
     Raises CheckpointError, naming the file and the reason, if it cannot be used.
     """
     manifest = archive.manifest
+    if NODES in manifest:
+        raise CheckpointError(
+            f"{path}: an agent that rents nodes, expected one that allocates GPUs; it is used as {nodes_spec(path)}"
+        )
     check_meaning(path, manifest, meaning())
     try:
         env = EnvSettings.model_validate(manifest["env"])

@@ -38,6 +38,7 @@ def export(
     quiet: QuietOption = False,
 ) -> None:
     """Write the best agent of a run to one file, with its settings and its origin; --card describes it in Markdown."""
+    from rlpto.agents.archive import spec_of_file
     from rlpto.agents.card import card_of, check_target
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
@@ -58,7 +59,7 @@ def export(
     size, state = export_agent(checkpoint, out)
     if card:
         write_text(out.with_suffix(".md"), card_of(out, known), "the model card")
-    make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint} ({state}); use it as agent:file={out}")
+    make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint} ({state}); use it as {spec_of_file(out)}")
 
 
 @app.command(epilog="Example: rlpto hub push agent.safetensors OWNER/NAME")
@@ -93,6 +94,7 @@ def load(
     quiet: QuietOption = False,
 ) -> None:
     """Download an agent; it is put in place if this version can use it. HF_TOKEN opens private repositories."""
+    from rlpto.agents.archive import spec_of_file
     from rlpto.io.files import is_there, whole_file
 
     content, commit = download(repo, AGENT_FILE, LARGEST_BYTES)
@@ -104,17 +106,18 @@ def load(
             raise CheckpointError(str(wrong).replace(str(unfinished), f"{repo}: {AGENT_FILE}")) from None
         if is_there(out) and (not out.is_file() or out.read_bytes() != content):
             raise ConfigError(f"{out}: there with other content, expected the name of a new file")
-    make_console(quiet).print(f"{out}: {AGENT_FILE} of {repo}, commit {commit}; use it as agent:file={out}")
+    make_console(quiet).print(f"{out}: {AGENT_FILE} of {repo}, commit {commit}; use it as {spec_of_file(out)}")
 
 
 def _check(path: Path) -> None:
     """Raise CheckpointError if a file is no exported agent that this version can use."""
-    from rlpto.agents.archive import AGENT
+    from rlpto.agents.archive import AGENT, NODES
+    from rlpto.agents.nodes_agent import NodesAgent
     from rlpto.agents.policy import Agent, AgentOptions
     from rlpto.io.archive import read_archive
 
-    read_archive(path, (AGENT,))
-    Agent(AgentOptions(file=path))
+    kind = NodesAgent if NODES in read_archive(path, (AGENT,)).manifest else Agent
+    kind(AgentOptions(file=path))
 
 
 def upload(repo: str, files: Mapping[str, bytes], private: bool) -> str:

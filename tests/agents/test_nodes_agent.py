@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlpto.agents.card import card_of
 from rlpto.agents.checkpoint import Identity, export_agent
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.training import train
@@ -16,6 +17,7 @@ from rlpto.experiments.nodes_environments import nodes_setup
 from rlpto.forecasting import demand_network
 from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.io.errors import CheckpointError, PolicyError
+from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.registry import make_provisioner
 from tests.agents.test_training import stop_after
@@ -79,6 +81,17 @@ def test_an_agent_for_other_nodes_is_refused(trained):
         state = NodesState(np.zeros(1), np.zeros(1), averages=averages, forecast=np.zeros((1, 0)), **fixed, **seen)
         with pytest.raises(PolicyError, match=said):
             decides(state)
+
+
+def test_an_agent_that_rents_nodes_says_so_in_its_card_and_where_it_allocates_gpus(trained, tmp_path):
+    file = tmp_path / "mine.safetensors"
+    export_agent(trained / "last.safetensors", file)
+    card = card_of(file)
+    assert "it decides how many nodes are rented, in a cluster" in card
+    assert "more or fewer GPUs than the heuristic" in card
+    assert "rlpto evaluate rented --policies fifo@agent:file=agent.safetensors,fifo@reactive\n" in card
+    with pytest.raises(CheckpointError, match=r"an agent that rents nodes, .* used as POLICY@agent:file=.*mine"):
+        make_policy(f"agent:file={file}")
 
 
 def test_an_agent_that_allocates_gpus_rents_no_nodes():

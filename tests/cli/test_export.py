@@ -17,10 +17,15 @@ from typing import Any
 
 import pytest
 import yaml
+from gymnasium import spaces
 
-from rlpto.agents.archive import AGENT, CHECKPOINT, FORMATS
+from rlpto import __version__
+from rlpto.agents.archive import AGENT, CHECKPOINT, FORMATS, NODES
 from rlpto.agents.card import card_of
+from rlpto.agents.nodes_agent import nodes_meaning
 from rlpto.agents.policy import pretrained_file
+from rlpto.agents.ppo import NodesPolicy
+from rlpto.agents.trained import weight_arrays
 from rlpto.bench.results import Scores, read_rows, write_rows
 from rlpto.bench.suite import EXACT, REALISTIC
 from rlpto.io.archive import read_archive, write_archive
@@ -239,6 +244,23 @@ def ask(rlpto: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
+def trained_nodes_file(tmp_path: Path) -> Path:
+    """A checkpoint of an agent that rents nodes, with weights of zero."""
+    network = NodesPolicy(
+        spaces.Dict({"nodes": spaces.Box(-1.0, 1.0, (3,))}), spaces.Box(-1.0, 1.0, (1,)), lambda _: 0.0, width=8
+    )
+    manifest = {
+        "format": CHECKPOINT,
+        "rlpto": __version__,
+        "meaning": nodes_meaning(),
+        "network": {"width": 8},
+        NODES: {"heuristic": "spare:gpus=4", "features": 3, "gpus": [4.0], "boot": [300.0]},
+    }
+    write_archive(tmp_path / "last.safetensors", manifest, weight_arrays(network), "one")
+    return tmp_path / "last.safetensors"
+
+
+@pytest.fixture
 def agent(tmp_path: Path) -> Path:
     return Path(shutil.copyfile(pretrained_file("philly"), tmp_path / "agent.safetensors"))
 
@@ -267,6 +289,18 @@ def test_only_exported_agents_are_pushed_with_cards_of_their_own(hub: Hub, ask: 
     write_archive(agent.with_name("last.safetensors"), archive.manifest | {"format": CHECKPOINT}, archive.arrays, "one")
     ask("push", "last.safetensors", "me/other").assert_refused("last.safetensors", f"expected {AGENT}")
     assert list(hub.files) == ["me/philly"]
+
+
+def test_an_agent_that_rents_nodes_is_exported_pushed_and_loaded(
+    rlpto, hub: Hub, ask: Ask, tmp_path: Path, trained_nodes_file: Path
+) -> None:
+    out = rlpto("export", trained_nodes_file, "-o", tmp_path / "nodes.safetensors")
+    assert (out.code, out.err) == (0, ""), out
+    assert "use it as POLICY@agent:file=" in " ".join(out.out.split())
+    assert ask("push", "nodes.safetensors", "me/nodes").code == 0
+    assert "how many nodes are rented" in hub.files["me/nodes"]["README.md"].decode()
+    loaded = ask("load", "me/nodes", "-o", "mine.safetensors")
+    assert (loaded.code, "POLICY@agent:file=mine" in loaded.out) == (0, True), loaded
 
 
 def test_a_public_repository_is_not_taken_for_a_private_one(hub: Hub, ask: Ask, agent: Path) -> None:
