@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 
 from rlpto.ray_cluster.controllers import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S
+from rlpto.ray_cluster.job import training_group, worker_actors
+from rlpto.ray_cluster.job.job_folder import JobFolder
+from rlpto.ray_cluster.job.phases import Lifecycle, Phase
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
-from rlpto.ray_cluster.job.supervision import JOIN_WAIT_S, FailureKind, RetryPolicy, WorkerRoster
-from rlpto.ray_cluster.job.worker_actors import Worker
-from rlpto.ray_cluster.messages import JobReport
+from rlpto.ray_cluster.job.supervision import JOIN_WAIT_S, FailureKind, FaultError, RetryPolicy, WorkerRoster
+from rlpto.ray_cluster.job.training_group import TrainingGroup
+from rlpto.ray_cluster.job.worker_actors import ParameterServers, Worker
+from rlpto.ray_cluster.messages import JobReport, Plan
 from rlpto.ray_cluster.scheduler import backend
 from rlpto.ray_cluster.worker.actor import Ready
 from rlpto.ray_cluster.worker.sampling import Position
@@ -74,6 +83,75 @@ def test_newcomers_join_together_unless_one_takes_too_long(tmp_path: Path, monke
     second.ready, second.warm_since = Ready(0.0, 0.0), 101.0
     monkeypatch.setattr(time, "monotonic", lambda: 101.0)
     assert roster.ready_to_join() == [first, second]
+
+
+def answering(**answers: Callable[..., Any]) -> Worker:
+    """A warm worker without a process, whose calls are answered by these functions. Others return None at once."""
+
+    class Handle:
+        def __getattr__(self, method: str) -> Any:
+            return SimpleNamespace(remote=lambda *given: SimpleNamespace(future=lambda: call(method, *given)))
+
+    def call(method: str, *given: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            said = answers.get(method, lambda *_: None)(*given)
+        except ray.exceptions.RayError as gone:
+            done.set_exception(gone)
+        else:
+            if said is not PENDING:
+                done.set_result(said)
+        return done
+
+    return Worker("node", Handle(), ready=Ready(0.1, 0.1))
+
+
+PENDING = object()
+"""Answer of a call that does not return."""
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingGroup:
+    """A group without workers yet, of a job with a checkpoint of step 5000."""
+
+    async def gone(_: Worker) -> None: ...
+
+    monkeypatch.setattr(worker_actors, "release", gone)
+    monkeypatch.setattr(training_group, "gpu_type_at", lambda _: "")
+    monkeypatch.setattr(ray, "put", lambda content: content)
+    spec, lifecycle, folder = make_spec(tmp_path), Lifecycle(), JobFolder(make_spec(tmp_path))
+    folder.write(5000, b"trained")
+    roster, servers = WorkerRoster(spec, lambda: None), ParameterServers(spec, "node")
+    return TrainingGroup(spec, lifecycle, roster, servers, TrainingStatistics(), folder)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["trains on", "is to leave"])
+def test_a_newcomer_whose_group_dies_before_it_has_the_state_goes_on_from_the_checkpoint(
+    group: TrainingGroup, leaves: bool
+) -> None:
+    loaded = list[bytes]()
+
+    def die(*_: Any) -> None:
+        raise ray.exceptions.RayActorError
+
+    old = answering(join=die)
+    old.current = True
+    new = answering(recover=Position, load=loaded.append, state=lambda: (0, b"untrained", True))
+
+    async def scenario() -> None:
+        group._roster.training = [old]
+        for phase in (Phase.FORMING, Phase.TRAINING):
+            group._lifecycle.enter(phase)
+        with pytest.raises(FaultError) as found:
+            await group.form([new], Plan(("node", "node")))
+        await group.keep_survivors(found.value)
+        if leaves:
+            await group.hand_over()
+            group._roster.training = []
+        await group.form([new] if leaves else [], Plan(("node",)))
+
+    asyncio.run(scenario())
+    assert loaded == [b"trained"]
 
 
 def chunk(number: int, batch_size: int, chosen: bool) -> Chunk:

@@ -61,7 +61,7 @@ class TrainingGroup:
         self._lifecycle.enter(Phase.FORMING)
         self._roster.add_to_group(arrived)
         members = self._roster.training
-        if first or self._servers.stale:
+        if first or self._servers.stale or not any(worker.current for worker in members):
             await self._load()
         elif self._servers.handles and not all(worker.current for worker in members):
             _, state = await self.take_state()  # servers have the weights, but not the job's position
@@ -117,7 +117,8 @@ class TrainingGroup:
         server would otherwise keep. Raises FaultError if the worker that hands it over fails."""
         if self._lifecycle.phase is Phase.TRAINING:
             self._lifecycle.enter(Phase.HANDING_OVER)
-        if whole and not self._servers.stale:
+        has_state = any(worker.current for worker in self._roster.training)  # not if a fault left newcomers alone
+        if whole and has_state and not self._servers.stale:
             self.state = await self.take_state()
 
     def choose_batch_size(self, plan: Plan) -> None:
@@ -208,5 +209,6 @@ class TrainingGroup:
             furthest = well[survivors[0]].step
             self.sent = furthest
             for worker in survivors:
-                worker.current = well[worker].step == furthest
+                # A newcomer that a fault kept from getting the group's state is still at step 0.
+                worker.current = well[worker].step == furthest and (worker.current or furthest > 0)
         return died, raised, max((position.step for position in well.values()), default=0)
