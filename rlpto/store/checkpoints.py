@@ -28,17 +28,21 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, step: int, state: bytes) -> Checkpoint:
-    """Write `state` as the checkpoint of `step` and drop all but the newest `KEPT_CHECKPOINTS`.
+    """Write `state` as the checkpoint of `step`, and drop all but the newest `KEPT_CHECKPOINTS` up to it.
 
-    The file's name holds its hash. Raises CheckpointError if the disk is full or the folder may not be written; all
-    older checkpoints are then still there.
+    Those of later steps are from a training that was given up, as none of them could be read. The file's name holds its
+    hash. Raises CheckpointError if the disk is full or the folder may not be written; all older checkpoints are then
+    still there.
     """
     digest = hashlib.sha256(state).hexdigest()
     path = folder / f"step-{step:012d}-{digest}.ckpt"
     with whole_file(path, "a checkpoint") as unfinished:
         unfinished.write_bytes(state)
-    for old in list_checkpoints(folder)[KEPT_CHECKPOINTS:]:
-        Path(old.path).unlink(missing_ok=True)
+    found = list_checkpoints(folder)
+    kept = [one for one in found if one.step <= step][:KEPT_CHECKPOINTS]
+    for other in found:
+        if other not in kept:
+            Path(other.path).unlink(missing_ok=True)
     return Checkpoint(step, str(path), digest)
 
 

@@ -115,7 +115,8 @@ class CheckpointStorage:
                 return
 
     def _upload(self) -> None:
-        """Upload the newest checkpoint if it is missing, then drop old ones. Raises OSError."""
+        """Upload the newest checkpoint if it is missing, then drop old ones, and those of a training that was given up.
+        Raises OSError."""
         system, place = self._opened()
         known = self._names(system, place)
         found = open_newest(self._folder)  # only now, because a checkpoint may be removed during a slow answer
@@ -128,8 +129,11 @@ class CheckpointStorage:
                     system.create_dir(place)
                 with system.open_output_stream(f"{place}/{name}") as stream:
                     stream.write(file.read())
-        for old in self._names(system, place)[KEPT_CHECKPOINTS:]:
-            system.delete_file(f"{place}/{old}")
+        names = self._names(system, place)
+        kept = [one for one in names if name_of(one)[0] <= found[0].step][:KEPT_CHECKPOINTS]
+        for other in names:
+            if other not in kept:
+                system.delete_file(f"{place}/{other}")
 
     def _opened(self) -> tuple[FileSystem, str]:
         from pyarrow.fs import FileSystem  # takes a third of a second, and few jobs need it

@@ -22,7 +22,7 @@ def test_the_newest_two_stay_and_a_damaged_one_falls_back_to_the_one_before(tmp_
         path.write_bytes(b"mine")
     assert read_newest(tmp_path / "none") is None
     assert read_newest(tmp_path) is None
-    for step in (5, 900, 77, 1000):
+    for step in (5, 77, 900, 1000):
         newest = write_checkpoint(tmp_path, step, f"state of {step}".encode())
     _, before = list_checkpoints(tmp_path)
     assert before.step == 900
@@ -37,6 +37,19 @@ def test_the_newest_two_stay_and_a_damaged_one_falls_back_to_the_one_before(tmp_
         read_newest(tmp_path)
     drop_checkpoints(tmp_path)
     assert set(tmp_path.iterdir()) == foreign
+
+
+def test_a_job_that_starts_over_keeps_its_new_checkpoints(tmp_path: Path) -> None:
+    folder = JobFolder(make_spec(tmp_path))
+    for step in (5000, 5100):
+        folder.write(step, b"state")
+    for checkpoint in list_checkpoints(tmp_path):
+        Path(checkpoint.path).write_bytes(b"damaged")
+    assert folder.newest_state() is None
+    for step in (10, 20):
+        folder.write(step, b"new state")
+        assert folder.newest_state() == (step, b"new state")
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [20, 10]
 
 
 def test_a_disk_that_refuses_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def test_a_newcomer_whose_group_dies_before_it_has_the_state_goes_on_from_the_ch
     loaded = list[bytes]()
 
     def die(*_: Any) -> None:
-        raise ray.exceptions.RayActorError
+        raise ray.exceptions.RayError
 
     old = answering(join=die)
     old.current = True

@@ -134,6 +134,9 @@ def test_a_copy_that_is_damaged_is_passed_over(server: Server, tmp_path: Path) -
     assert "step-000000000020 is damaged" in failures(tmp_path / "job")
     job.refuse("it is of another model")
     assert job.newest_state() is None, "what cannot be loaded is not fetched again: the job starts over"
+    job.write(5, b"state 5")
+    job.close()
+    assert server.steps() == [5], "its new copies stay, and those of the training that was given up go"
 
 
 ALL = ("GET", "HEAD", "PUT", "POST", "DELETE")
