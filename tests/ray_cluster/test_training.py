@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec
@@ -19,7 +20,7 @@ from rlpto.ray_cluster.programs.base import load_program
 from rlpto.ray_cluster.worker.sampling import DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.training import MOST_LINES, PrintedLines, Trainer
 from rlpto.ray_cluster.worker.worker_group import WorkerGroup
-from tests.ray_cluster.programs import weights_of
+from tests.ray_cluster.programs import Tiny, weights_of
 from tests.ray_cluster.running import make_spec
 
 DIGITS = "rlpto.ray_cluster.programs.digits"
@@ -278,6 +279,17 @@ def test_state_carries_over_to_another_process_in_the_middle_of_an_epoch(tmp_pat
     other.run(40)
     assert other.position == whole.position
     assert torch.equal(weights_of(other.network), weights_of(whole.network))
+
+
+def test_state_with_numpys_numbers_carries_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    falling = lambda _, optimizer, steps: LambdaLR(optimizer, lambda step: np.cos(step / steps))  # noqa: E731
+    monkeypatch.setattr(Tiny, "scheduler", falling)
+    trainer, other = (Trainer(make_spec(tmp_path, **TINY, epochs=6.0)) for _ in range(2))
+    trainer.run(5)
+    other.load(trainer.state())
+    for one in (trainer, other):
+        one.run(9)
+    assert torch.equal(weights_of(other.network), weights_of(trainer.network))
 
 
 def test_state_of_another_program_is_refused(tmp_path: Path) -> None:

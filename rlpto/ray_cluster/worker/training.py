@@ -9,7 +9,7 @@ import pickle
 import random
 import sys
 import time
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
@@ -269,8 +269,8 @@ class Trainer:
         written = io.BytesIO()
         held = {
             "model": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "optimizer": _plain(self.optimizer.state_dict()),
+            "scheduler": None if self.scheduler is None else _plain(self.scheduler.state_dict()),
             "noise": asdict(self.noise),
             "position": asdict(self.position),
         }
@@ -373,6 +373,15 @@ class Trainer:
         now = time.perf_counter()
         self._deadline = max((self._deadline or began) + due, now - due)
         time.sleep(max(self._deadline - now, 0.0))
+
+
+def _plain(held: Any) -> Any:
+    """State with Python's numbers in place of NumPy's, such as rates by `np.cos`, which `load` would refuse to read."""
+    if isinstance(held, np.generic):
+        return held.item()
+    if type(held) in (dict, OrderedDict, Counter):
+        return type(held)({_plain(key): _plain(value) for key, value in held.items()})
+    return type(held)(map(_plain, held)) if type(held) in (list, tuple) else held
 
 
 def pick_device(spec: JobSpec) -> torch.device:
