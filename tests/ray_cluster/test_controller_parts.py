@@ -86,7 +86,8 @@ def test_newcomers_join_together_unless_one_takes_too_long(tmp_path: Path, monke
 
 
 def answering(**answers: Callable[..., Any]) -> Worker:
-    """A warm worker without a process, whose calls are answered by these functions. Others return None at once."""
+    """A warm worker without a process, whose calls are answered by these functions, later if they return a future.
+    Other calls return None."""
 
     class Handle:
         def __getattr__(self, method: str) -> Any:
@@ -99,15 +100,12 @@ def answering(**answers: Callable[..., Any]) -> Worker:
         except ray.exceptions.RayError as gone:
             done.set_exception(gone)
         else:
-            if said is not PENDING:
-                done.set_result(said)
+            if isinstance(said, Future):
+                return said
+            done.set_result(said)
         return done
 
     return Worker("node", Handle(), ready=Ready(0.1, 0.1))
-
-
-PENDING = object()
-"""Answer of a call that does not return."""
 
 
 @pytest.fixture
@@ -152,6 +150,24 @@ def test_a_newcomer_whose_group_dies_before_it_has_the_state_goes_on_from_the_ch
 
     asyncio.run(scenario())
     assert loaded == [b"trained"]
+
+
+def test_survivors_have_the_time_to_end_a_long_step_unless_they_do_not_answer_at_all(
+    group: TrainingGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_group, "WORKER_CALL_TIMEOUT_S", 0.05)
+    in_step, never = Future[Any](), Future[Any]()
+    well, gone = answering(recover=lambda: in_step), answering(abort=lambda: never, recover=lambda: never)
+
+    async def scenario() -> None:
+        group._roster.training = [well, gone]
+        for phase in (Phase.FORMING, Phase.TRAINING):
+            group._lifecycle.enter(phase)
+        asyncio.get_running_loop().call_later(0.5, in_step.set_result, Position(step=7))
+        assert await group.keep_survivors(FaultError({answering(): "killed"}, [])) == (True, False, 7)
+
+    asyncio.run(scenario())
+    assert group._roster.training == [well]
 
 
 def chunk(number: int, batch_size: int, chosen: bool) -> Chunk:

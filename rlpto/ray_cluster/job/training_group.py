@@ -191,11 +191,16 @@ class TrainingGroup:
             self._job_folder.shorten(time.monotonic() - self.trains_since)
         members = list(self._roster.training)
         doubtful = [worker for worker in members if worker not in fault.lost]
-        await settle(result_of(worker.handle.abort.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
+        aborted = await settle(result_of(worker.handle.abort.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
         had_servers = bool(self._servers.handles)
         await self._servers.end_group()
         died = bool(fault.missed) or (had_servers and not self._servers.handles)
-        answers = await settle(result_of(worker.handle.recover.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
+        # Its training thread, which recovers, may first have to end a step.
+        limits = [WORKER_CALL_TIMEOUT_S if isinstance(said, BaseException) else self._limit() for said in aborted]
+        calls = [
+            result_of(worker.handle.recover.remote(), limit) for worker, limit in zip(doubtful, limits, strict=True)
+        ]
+        answers = await settle(calls)
         well = {worker: said for worker, said in zip(doubtful, answers, strict=True) if isinstance(said, Position)}
         raised = not fault.missed and not any(isinstance(said, BaseException) for said in answers)
         if self._servers.handles and self._job_folder.checkpoint is None:
