@@ -35,6 +35,7 @@ class ElasticTrainer(Trainer):
             raise JobError("ElasticTrainer: expected no gradient accumulation, and neither fp16 nor bf16")
         self.create_optimizer()
         model: Any = self.model
+        model.train()  # as pretrained models are in evaluation mode
         data: Any = self.train_dataset
         optimizer: Any = self.optimizer
         judged = self.eval_dataset is not None and self.compute_metrics is not None

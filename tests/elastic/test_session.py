@@ -299,6 +299,25 @@ def test_arguments_of_hugging_face_without_effect_are_refused(tmp_path: Path, gi
         trainer.train()
 
 
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra huggingface")
+def test_a_pretrained_model_of_hugging_face_trains_in_training_mode(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    from rlpto.elastic.huggingface import ElasticTrainer
+
+    modes = set[bool]()
+
+    class Trained(ElasticTrainer):
+        def compute_loss(self, model: nn.Module, inputs: Tensor, *_: Any, **__: Any) -> Tensor:
+            modes.add(model.training)
+            return model(inputs).mean()
+
+    arguments = TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True)
+    collate: Any = torch.stack
+    Trained(nn.Linear(1, 1).eval(), arguments, train_dataset=DATA, data_collator=collate).train()
+    assert modes == {True}
+
+
 @pytest.mark.parametrize(
     ("example", "library"),
     [

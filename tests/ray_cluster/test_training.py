@@ -217,6 +217,15 @@ def test_an_accuracy_that_is_no_number_is_none(tmp_path: Path, monkeypatch: pyte
     assert math.isnan(trainer.evaluate())
 
 
+def test_an_evaluation_leaves_parts_of_the_model_in_their_modes(tmp_path: Path) -> None:
+    trainer = Trainer(make_spec(tmp_path))
+    frozen, *others = trainer.network.children()
+    frozen.eval()
+    trainer.evaluate()
+    assert not frozen.training
+    assert all(one.training for one in (trainer.network, *others))
+
+
 def test_steps_are_stretched_to_their_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])

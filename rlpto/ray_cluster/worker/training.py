@@ -252,13 +252,15 @@ class Trainer:
     def evaluate(self) -> float:
         """Accuracy over all validation samples; NaN if it is not finite."""
         start = time.perf_counter()
+        modes = [(module, module.training) for module in self.network.modules()]  # a frozen part may stay in eval()
         self.network.eval()
         right, samples = 0.0, 0
         with torch.no_grad():
             for batch in self.program.validation():
                 right += float(self.program.accuracy(self.network, self._placed(batch))) * len(batch[0])
                 samples += len(batch[0])
-        self.network.train()
+        for module, training in modes:
+            module.training = training
         taken = time.perf_counter() - start
         self._evaluation_due = time.perf_counter() + taken / EVALUATION_SHARE
         return right / samples if samples and math.isfinite(right) else math.nan
