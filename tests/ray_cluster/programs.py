@@ -40,6 +40,20 @@ class Plain(Tiny):
         return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2))
 
 
+class Unfrozen(Plain):
+    """The same, whose first layer is frozen in the first epoch."""
+
+    def model(self) -> nn.Module:
+        network = super().model()
+        self._first = next(network.children()).requires_grad_(False)
+        return network
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if self.epoch > 0:
+            self._first.requires_grad_(True)
+        return super().loss(model, batch)
+
+
 class Large(Plain):
     """The same behind a frozen table of `megabytes` of weights, of which a step reads a few rows."""
 

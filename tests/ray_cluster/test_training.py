@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed import PrefixStore, TCPStore
 from torch.optim.lr_scheduler import LambdaLR
 
 from rlpto.io.errors import CheckpointError, JobError
@@ -19,7 +21,7 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.base import load_program
 from rlpto.ray_cluster.worker.sampling import DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.training import MOST_LINES, PrintedLines, Trainer
-from rlpto.ray_cluster.worker.worker_group import WorkerGroup
+from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, WorkerGroup, start_store
 from tests.ray_cluster.programs import Tiny, weights_of
 from tests.ray_cluster.running import make_spec
 
@@ -274,6 +276,58 @@ def test_a_step_of_several_workers_with_dropout_is_that_of_one(tmp_path: Path) -
 
     mean = torch.stack([gradient(rank, 3) for rank in range(3)]).mean(0)
     torch.testing.assert_close(mean, gradient(0, 1), rtol=1e-12, atol=1e-14)
+
+
+def test_weights_that_training_unfreezes_are_averaged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    spec = make_spec(tmp_path, training="tests.ray_cluster.programs:Unfrozen", pace=None, epochs=9.0)
+    store = start_store("127.0.0.1")
+    other = get_context("spawn").Process(target=unfreezing, args=(1, spec.to_json(), store.port))
+    other.start()
+    unfreezing(0, spec.to_json(), store.port)
+    other.join()
+    alone = Trainer(spec)
+    alone.run(20)
+    expected = weights_of(alone.network)
+    found = {name: torch.load(tmp_path / name) for name in ("0-one", "1-one", "0-two", "1-two")}
+    for name, (weights, _) in found.items():
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12, msg=name)
+    assert found["0-one"][1] == pytest.approx(found["0-two"][1]), "the noise is that of all weights"
+
+
+def unfreezing(rank: int, text: str, port: int) -> None:
+    """One of two workers, each in its process. They train 20 steps as one group; and again, where a new worker
+    replaces the second one after step 10, when the first layer is no longer frozen."""
+    spec = JobSpec.from_json(text)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+
+    def join(trainer: Trainer, number: int, fresh: bool) -> None:
+        trainer.join()
+        group = AllReduceGroup(trainer.network, trainer.optimizer, PrefixStore(f"{number}", store), rank, 2, 60.0)
+        trainer.join(group)
+        state = group.share(trainer.state() if rank == 0 else None)
+        if fresh:
+            trainer.load(state)
+        group.wrap(leaves_out=False)
+
+    def save(trainer: Trainer, name: str) -> None:
+        torch.save((weights_of(trainer.network), trainer.noise.noise_scale), f"{spec.folder}/{rank}-{name}")
+
+    trainer = Trainer(spec)
+    join(trainer, 0, fresh=True)
+    trainer.run(10)
+    middle = trainer.state()
+    trainer.run(20)
+    save(trainer, "one")
+    trainer.join()
+    if rank == 1:
+        trainer = Trainer(spec)
+    else:
+        trainer.load(middle)
+    join(trainer, 1, fresh=rank == 1)
+    trainer.run(20)
+    save(trainer, "two")
+    trainer.join()
 
 
 @pytest.mark.parametrize("adam", [True, False], ids=["adam", "SGD with a falling rate"])

@@ -266,11 +266,13 @@ class Trainer:
         return right / samples if samples and math.isfinite(right) else math.nan
 
     def state(self) -> bytes:
-        """The complete training state: model, optimizer, scheduler, noise and position."""
+        """The complete training state: model, with the weights that are frozen, optimizer, scheduler, noise and
+        position."""
         self.group.gather()
         written = io.BytesIO()
         held = {
             "model": self.network.state_dict(),
+            "trained": [one.requires_grad for one in self.network.parameters()],
             "optimizer": _plain(self.optimizer.state_dict()),
             "scheduler": None if self.scheduler is None else _plain(self.scheduler.state_dict()),
             "noise": asdict(self.noise),
@@ -284,6 +286,8 @@ class Trainer:
         try:
             held = torch.load(io.BytesIO(state), map_location=self.device, weights_only=True)
             self.network.load_state_dict(held["model"])
+            for one, trained in zip(self.network.parameters(), held.get("trained", ()), strict=False):
+                one.requires_grad_(trained)  # workers that average gradients have to agree about it
             self.optimizer.load_state_dict(held["optimizer"])
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(held["scheduler"])

@@ -147,6 +147,7 @@ class AllReduceGroup(WorkerGroup):
         self._process_group = dist.group.WORLD
         self._sockets = open_sockets() - before
         self._open, self._aborted = True, False
+        self._wrapped = set[nn.Parameter]()
         self._device = device
 
     def wrap(self, leaves_out: bool) -> None:
@@ -157,6 +158,7 @@ class AllReduceGroup(WorkerGroup):
         wrapped = DistributedDataParallel(self._bare, init_sync=False, find_unused_parameters=leaves_out)
         wrapped.register_comm_hook(self, AllReduceGroup._average)
         self.model = wrapped
+        self._wrapped = {one for one in self._bare.parameters() if one.requires_grad}
 
     def share(self, data: bytes | None) -> bytes:
         """Broadcast the first worker's bytes to all workers. The others pass None.
@@ -196,8 +198,32 @@ class AllReduceGroup(WorkerGroup):
 
         return _all_reduce(both, apart)
 
+    def _average_unfrozen(self) -> None:
+        """Average the gradients of weights that training has unfrozen since `wrap`, of which the wrapper knows nothing.
+
+        A gradient that only other workers have counts as zero here; one that no worker has stays away.
+        """
+        unfrozen = [one for one in self._bare.parameters() if one.requires_grad and one not in self._wrapped]
+        if not unfrozen:
+            return
+        has = torch.tensor([one.grad is not None for one in unfrozen], dtype=torch.float64, device=self._device)
+        dist.all_reduce(has)
+        trained = [one for one, workers in zip(unfrozen, has.tolist(), strict=True) if workers]
+        if not trained:
+            return
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in trained]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        own = torch.dot(flat, flat) / self.weight**2
+        both = torch.cat([flat, own.reshape(1)]).div_(self.world)
+        dist.all_reduce(both)
+        self._local = self._local + both[-1]
+        mean = both[:-1].split([gradient.numel() for gradient in gradients])  # type: ignore[no-untyped-call]
+        for one, part in zip(trained, mean, strict=True):
+            one.grad = part.reshape(one.shape).clone()
+
     def update(self, factor: float) -> Estimate | None:
         """Update this worker's weights; every worker makes the same update."""
+        self._average_unfrozen()
         self._wait()
         noise = None
         if self._measures:
