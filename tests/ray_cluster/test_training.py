@@ -171,6 +171,15 @@ def test_a_batch_size_that_is_chosen_trains_as_a_job_of_that_size_and_counts_wha
     assert chosen.run(21).batch_size == 8
 
 
+@pytest.mark.parametrize("own", [64, 200])
+def test_a_batch_larger_than_the_data_counts_as_one_of_all_samples(tmp_path: Path, own: int) -> None:
+    larger, whole = (Trainer(make_spec(tmp_path, **TINY, batch_size=own, lr_rule="linear")) for _ in range(2))
+    larger.run(10, 512)
+    whole.run(10, 101)
+    assert torch.equal(weights_of(larger.network), weights_of(whole.network))
+    assert larger.position == whole.position
+
+
 def test_an_interrupted_step_leaves_nothing_behind(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, **TINY)
     interrupted, other = Trainer(spec), Trainer(spec)

@@ -236,8 +236,9 @@ class Trainer:
             loss = loss * group.weight
         self.phase = "shared"
         loss.backward()  # type: ignore[no-untyped-call]
-        scale = batch_size / spec.batch_size
-        gain = self.noise.gain(scale, spec.batch_size)
+        usual = min(spec.batch_size, spec.data_size)
+        scale = min(batch_size, spec.data_size) / usual  # no step has more samples than there are
+        gain = self.noise.gain(scale, usual)
         noise = group.update(learning_rate_factor(spec.lr_rule, scale, gain))
         self._interrupted = None
         if self.scheduler is not None:
