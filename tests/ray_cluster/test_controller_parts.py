@@ -15,7 +15,8 @@ import pytest
 import ray
 
 from rlpto.ray_cluster.controllers import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S
-from rlpto.ray_cluster.job import training_group, worker_actors
+from rlpto.ray_cluster.job import control_loop, training_group, worker_actors
+from rlpto.ray_cluster.job.control_loop import ControlLoop
 from rlpto.ray_cluster.job.job_folder import JobFolder
 from rlpto.ray_cluster.job.phases import Lifecycle, Phase
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
@@ -27,6 +28,7 @@ from rlpto.ray_cluster.scheduler import backend
 from rlpto.ray_cluster.worker.actor import Ready
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk
+from rlpto.store.checkpoints import read_newest
 from tests.ray_cluster.running import make_spec
 
 
@@ -150,6 +152,44 @@ def test_a_newcomer_whose_group_dies_before_it_has_the_state_goes_on_from_the_ch
 
     asyncio.run(scenario())
     assert loaded == [b"trained"]
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["has room again", "stops"])
+def test_a_job_ends_once_its_final_weights_are_kept_unless_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    monkeypatch.setattr(control_loop, "REFUSED_RETRY_S", 0.01)
+    refusals, write = list[Path](), Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if stops or len(refusals) < 3:
+            refusals.append(path)
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    async def scenario() -> JobReport:
+        loop = ControlLoop(make_spec(tmp_path), "node", resume=False, restarted=False)
+        for phase in (Phase.FORMING, Phase.TRAINING):
+            loop._lifecycle.enter(phase)
+        loop.command(1, Plan(("node",)))
+        loop._roster.training = [answering(state=lambda: (70, b"final", True))]
+        ends = asyncio.ensure_future(loop._finish())
+        while stops and len(refusals) < 2 and not ends.done():
+            await asyncio.sleep(0.01)
+        if stops:
+            loop.stop()
+        await ends
+        return loop.report()
+
+    async def gone(_: Worker) -> None: ...
+
+    monkeypatch.setattr(worker_actors, "release", gone)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    report = asyncio.run(scenario())
+    assert "no space left on device" in report.failure
+    assert report.state == ("running" if stops else "finished")
+    found = read_newest(tmp_path)
+    assert (None if found is None else found[1]) == (None if stops else b"final")
 
 
 def test_survivors_have_the_time_to_end_a_long_step_unless_they_do_not_answer_at_all(

@@ -29,6 +29,8 @@ from rlpto.ray_cluster.worker.actor import Failure
 
 TURN_S = 0.05
 """Longest time between two turns while workers start or leave."""
+REFUSED_RETRY_S = 30.0
+"""Time between attempts to write the final weights to a disk that refuses them."""
 
 
 class ControlLoop:
@@ -311,7 +313,17 @@ class ControlLoop:
         }
 
     async def _finish(self) -> None:
+        """End the job once its final weights are on disk. If they are refused, only its workers have them: they wait,
+        unless they are to leave or the controller stops."""
         await self._group.take_state()
+        while self._group.refused:
+            self._wake.clear()
+            if not self._change_due():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), REFUSED_RETRY_S)
+            if self._change_due():
+                return
+            await self._group.take_state()
         trained, declared, size = self._statistics.samples_done, self._spec.epochs, self._spec.data_size
         if trained < declared * size:
             self._note = f"stopped early at epoch {trained / size:.6g} of {declared:.6g}"

@@ -154,18 +154,23 @@ class JobFolder:
 
         self._saving = asyncio.ensure_future(save())
 
-    async def save(self, step: int, state: bytes, finite: bool) -> None:
-        """Write a checkpoint, if its weights are finite, and the record. Writes are serialised, because two of them may
-        have the same step and so the same file name."""
+    async def save(self, step: int, state: bytes, finite: bool) -> bool:
+        """Write a checkpoint, if its weights are finite, and the record. Returns False if the disk has refused it.
+
+        Writes are serialised, because two of them may have the same step and so the same file name.
+        """
+        written = True
         async with self._turn:
             try:
                 if finite:
                     await asyncio.to_thread(self.write, step, state)
             except CheckpointError as refused:
+                written = False
                 self.log_failure(str(refused))
         self._saved_at = time.monotonic()
         self._interval = min(max(2 * self._interval, SHORTEST_INTERVAL_S), self._longest)
         self.write_record()
+        return written
 
     def close(self) -> None:
         """Wait for the copy of the newest checkpoint, if copies are kept."""

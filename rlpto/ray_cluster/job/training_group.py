@@ -33,8 +33,9 @@ BETWEEN_STEPS_TIMEOUT_S = 60.0
 class TrainingGroup:
     """The present group of a job's workers, and the state from which the next one continues.
 
-    state: step and state handed over by the last group. sent: newest step handed out to workers. chosen: batch size in
-    force, None for the job's own. trains_since: start of training without a fault, on the monotonic clock.
+    state: step and state handed over by the last group. refused: whether the disk refused the last checkpoint by
+    `take_state`. sent: newest step handed out to workers. chosen: batch size in force, None for the job's own.
+    trains_since: start of training without a fault, on the monotonic clock.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class TrainingGroup:
         self._store = start_store(self._host)
         self._number = self.sent = 0
         self.state: tuple[int, bytes] | None = None
+        self.refused = False
         self.chosen: int | None = None
         self.trains_since = time.monotonic()
 
@@ -166,7 +168,7 @@ class TrainingGroup:
     async def take_state(self) -> tuple[int, bytes]:
         """Step and state of the group, also written as a checkpoint if the weights are finite."""
         ((step, state, finite),) = await self._ask(self._roster.training[:1], "state")
-        await self._job_folder.save(step, state, finite)
+        self.refused = not await self._job_folder.save(step, state, finite)
         return step, state
 
     def saves_apart(self) -> bool:
