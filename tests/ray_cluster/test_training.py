@@ -221,6 +221,13 @@ def test_jobs_and_programs_that_make_no_sense_are_refused(
         Trainer(make_spec(tmp_path, **more))
 
 
+def test_a_mistake_in_the_module_of_a_program_is_shown_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job_with_a_mistake.py").write_text("import math\nmath.squirt(2)\nclass MyJob: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AttributeError, match="squirt"):
+        load_program("job_with_a_mistake:MyJob", {})
+
+
 @pytest.mark.parametrize("found", [math.inf, math.nan])
 def test_an_accuracy_that_is_no_number_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float) -> None:
     trainer = Trainer(make_spec(tmp_path))

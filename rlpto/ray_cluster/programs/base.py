@@ -107,9 +107,11 @@ def load_program(training: str, options: Mapping[str, Any]) -> TrainingProgram:
     """
     module, _, name = training.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        imported = importlib.import_module(module)
     except ImportError as missing:
         raise JobError(f"training {training!r} cannot be imported: {missing}") from missing
+    try:
+        found = getattr(imported, name)
     except AttributeError:
         raise JobError(f"training {training!r} cannot be imported: {module} has no {name}") from None
     if not (isinstance(found, type) and issubclass(found, TrainingProgram)):
