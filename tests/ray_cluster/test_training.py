@@ -132,6 +132,15 @@ def test_random_numbers_do_not_depend_on_the_number_of_workers(layer: nn.Module,
         assert torch.equal(torch.rand(1), after), "what is drawn next is the same too"
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_multinomial_draws_from_the_weights_it_is_given(rank: int) -> None:
+    """Of 4 samples on 2 workers: a category for each of the own ones, and ten negative samples, from one vector."""
+    certain = nn.functional.one_hot(torch.tensor([3, 5]), 8).double()
+    with DrawForWholeBatch(rank, 2, 4):
+        assert torch.multinomial(certain, 1).flatten().tolist() == [3, 5]
+        assert torch.multinomial(certain[1], 10, replacement=True).tolist() == [5] * 10
+
+
 TEXT = {"samples": 256, "length": 16, "vocabulary": 16, "width": 32, "depth": 1}
 
 

@@ -109,5 +109,7 @@ class DrawForWholeBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _draws(operation: Any) -> bool:
-    """True for torch operations that draw random numbers, except fused attention."""
-    return torch.Tag.nondeterministic_seeded in operation.tags and "attention" not in operation.name()
+    """True for torch operations that draw random numbers, except fused attention, and `multinomial`, which refuses rows
+    of zeros for other workers' samples, and often draws from one vector for all samples."""
+    name = operation.name()
+    return torch.Tag.nondeterministic_seeded in operation.tags and not ("attention" in name or "multinomial" in name)
