@@ -41,7 +41,7 @@ def session(
     batch_size: int = 32,
     on_nonfinite: OnNonfinite = "fail",
 ) -> Iterator[Session]:
-    """Open a training session of `model`. `optimizer` must have all of its parameters.
+    """Open a training session of `model`. `optimizer` has its parameters, or those that are trained, and no others.
 
     data_size: samples of an epoch. scheduler: makes the learning-rate scheduler from the optimizer and the number of
     steps; the scheduler is called after every step. evaluate: returns the accuracy of a model in evaluation mode, a
@@ -50,10 +50,17 @@ def session(
     warn prints a line and continues. Code after the session runs only without a service, because a job's processes end
     with its last step.
 
-    Raises JobError for a loop that breaks the rules of `Session`, and for a second session of a script.
+    Raises JobError for a loop that breaks the rules of `Session`, for an optimizer with parameters that are not the
+    model's, and for a second session of a script.
     """
     if on_nonfinite not in get_args(OnNonfinite):
         raise JobError(f"elastic.session: on_nonfinite is {on_nonfinite!r}, expected fail or warn")
+    known = set(model.parameters())
+    if any(one not in known for group in optimizer.param_groups for one in group["params"]):
+        raise JobError(
+            "elastic.session: the optimizer has parameters that are not the model's, which would be neither averaged "
+            "over workers nor kept in checkpoints: put all that is trained into one module"
+        )
     made = Session(model, optimizer, data_size, scheduler, evaluate, on_nonfinite)
     here = getcurrent()
     if isinstance(here, ScriptLoop):

@@ -151,6 +151,21 @@ def test_turns_that_break_the_rules_are_refused(turn: Callable[[Session, Tensor]
         train(job, turn)
 
 
+def test_an_optimizer_has_parameters_of_the_model_alone_but_need_not_have_all() -> None:
+    network, temperature = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1)), nn.Parameter(torch.ones(1))
+    foreign = torch.optim.SGD([*network.parameters(), temperature], lr=0.01)
+    with (
+        pytest.raises(JobError, match="parameters that are not the model's"),
+        elastic.session(network, foreign, data_size=10),
+    ):
+        pass
+    before = [one.detach().clone() for one in network.parameters()]
+    head = torch.optim.SGD(network[1].parameters(), lr=0.01)
+    with elastic.session(network, head, data_size=10, batch_size=4, epochs=2) as job:
+        train(job, lambda job, rows: job.step(mean(job, rows)))
+    assert [torch.equal(*pair) for pair in zip(before, network.parameters(), strict=True)] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("share", [1.5, -0.1, math.nan])
 def test_an_accuracy_is_a_share(share: float) -> None:
     with pytest.raises(JobError, match="expected a share from 0 to 1"), begun(evaluate=lambda _: share) as job:

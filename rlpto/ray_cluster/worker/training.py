@@ -229,6 +229,7 @@ class Trainer:
         # A worker without a sample takes part too, with gradients of weight 0.
         taken = torch.from_numpy(own if len(own) else everyone[:1])
         self.optimizer.zero_grad()
+        self.network.zero_grad()  # also weights that the optimizer does not have
         together = DrawForWholeBatch(group.rank, group.world, len(everyone))
         with together if self._draws and group.world > 1 else nullcontext():
             loss = self.program.loss(group.model, self._placed(self.program.batch(taken)))
