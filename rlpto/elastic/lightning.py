@@ -58,8 +58,9 @@ def fit(
     """Train a module by its `configure_optimizers` and `training_step`.
 
     data: samples by index; other parameters are explained at `elastic.session`. `configure_optimizers` returns one
-    optimizer and at most a per-step scheduler, which `scheduler` replaces. Lightning's loggers, callbacks and
-    `validation_step` are not used. Raises JobError for manual optimization and other optimizers.
+    optimizer and at most a per-step scheduler, which `scheduler` replaces. The number of a batch is that of the job's
+    step. Lightning's loggers, callbacks and `validation_step` are not used. Raises JobError for manual optimization and
+    other optimizers.
     """
     if not module.automatic_optimization:
         raise JobError("a LightningModule with manual optimization cannot be fitted here: expected automatic")
@@ -75,8 +76,8 @@ def fit(
         batch_size=batch_size,
         on_nonfinite=on_nonfinite,
     ) as job:
-        for number, batch in enumerate(job.batches(data, collate)):
-            job.step(job.model(batch, number))
+        for batch in job.batches(data, collate):
+            job.step(job.model(batch, job.steps_done))
 
 
 def _optimizer_of(module: LightningModule) -> tuple[Optimizer, LRScheduler | None]:

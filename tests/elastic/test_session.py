@@ -5,7 +5,9 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +301,36 @@ def test_what_lightning_has_trained_loads_into_the_module(capsys: pytest.Capture
     other = Line()
     other.load_state_dict(kept)
     assert torch.equal(other.line.weight, module.line.weight)
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="needs the extra lightning")
+def test_lightning_numbers_batches_by_the_steps_of_the_job_in_a_new_worker_too(tmp_path: Path) -> None:
+    source = """
+import torch
+from lightning import LightningModule
+from rlpto.elastic.lightning import fit
+
+class Line(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+    def training_step(self, batch, number):
+        print("batch", number)
+        return self.line(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+fit(Line(), torch.arange(101.0)[:, None])
+"""
+    spec = make_spec(tmp_path, training=SCRIPTS, options={"source": source}, pace=None)
+    first, second = Trainer(spec), Trainer(spec)
+    first.warm_up()
+    first.run(5)
+    second.warm_up()
+    second.load(first.state())
+    with redirect_stdout(StringIO()) as said:
+        second.run(7)
+    assert said.getvalue() == "batch 5\nbatch 6\n"
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra huggingface")

@@ -30,8 +30,8 @@ class TrainingProgram(ABC):
 
     data_size: int
     """Number of training samples: indices run from 0 to `data_size - 1`."""
-    epoch = rank = 0
-    """Passes over the data before the present step, and the number of this worker; set by the trainer."""
+    epoch = rank = steps_done = 0
+    """Passes over the data and steps before the present step, and the number of this worker; set by the trainer."""
     trains_all = False
     """Whether jobs must train on all samples. Otherwise they may use only the first ones."""
     on_nonfinite: OnNonfinite = "fail"

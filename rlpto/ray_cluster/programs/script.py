@@ -48,6 +48,7 @@ class Turn:
     rows: Tensor
     epoch: int
     rank: int
+    steps_done: int
 
 
 @dataclass(eq=False)
@@ -97,6 +98,11 @@ class Session:
     def rank(self) -> int:
         """Number of this worker, from 0. The log has the output of all workers."""
         return self._latest().rank
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the job before this turn, the same on all workers."""
+        return self._latest().steps_done
 
     @property
     def device(self) -> torch.device:
@@ -206,7 +212,8 @@ class LoopProgram(TrainingProgram):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Let the loop run one turn. Raises JobError if it has ended."""
         try:
-            loss = None if self._loop.dead else self._loop.switch(Turn(model, batch[0], self.epoch, self.rank))
+            turn = Turn(model, batch[0], self.epoch, self.rank, self.steps_done)
+            loss = None if self._loop.dead else self._loop.switch(turn)
         except JobError as error:
             raise JobError(f"{error}{line_of(error, self._name)}") from error
         if not isinstance(loss, Tensor):

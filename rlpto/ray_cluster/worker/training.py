@@ -226,6 +226,7 @@ class Trainer:
             self._interrupted = [buffer.detach().clone() for buffer in self.network.buffers()]
         group.begin(self.position.step, len(own), len(everyone))
         self.program.epoch, self.program.rank = self.position.epoch, group.rank
+        self.program.steps_done = self.position.step
         # A worker without a sample takes part too, with gradients of weight 0.
         taken = torch.from_numpy(own if len(own) else everyone[:1])
         self.optimizer.zero_grad()
