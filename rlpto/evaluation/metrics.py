@@ -306,10 +306,14 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
     return values
 
 
+_JCT_PERCENTILES = {"jct_median": 50, "jct_p95": 95, "jct_p99": 99}
+JCT_METRICS = ("jct_mean", *_JCT_PERCENTILES)
+"""Names of the metrics of JCTs."""
+
+
 def jct_metrics(jct: FloatArray) -> dict[str, float]:
     """Mean and percentiles of JCTs [M] s."""
-    percentiles = {"jct_median": 50, "jct_p95": 95, "jct_p99": 99}
-    return {"jct_mean": _mean(jct)} | {name: _percentile(jct, percent) for name, percent in percentiles.items()}
+    return {"jct_mean": _mean(jct)} | {name: _percentile(jct, percent) for name, percent in _JCT_PERCENTILES.items()}
 
 
 def queueing_metrics(priority: IntArray, waited: FloatArray) -> dict[str, float]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, NOTHING, Scale, heading, scale_for
+from rlpto.evaluation.metrics import JCT_METRICS, LOWER_BOUND, METRIC, METRICS, NOTHING, Scale, heading, scale_for
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Comparison, Interval, bootstrap_interval, compare
 from rlpto.io.files import write_text
@@ -127,7 +127,8 @@ class Results:
 
 def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:
     """Return a table with one row per cell: policy, knowledge, window, seed and every metric. If every cell has a lower
-    bound, the bound is added as another policy, with exact knowledge.
+    bound, the bound is added as another policy, with exact knowledge. It has no JCTs for windows and seeds on which a
+    policy left jobs unfinished: the bound covers all jobs, and such a policy's JCTs only some of them.
 
     knowledge, forecast: fields of `Results`; a forecast other than off is added as the last column.
     """
@@ -140,6 +141,8 @@ def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off
         where = done.cell.window, done.cell.seed
         if where not in bounds or (done.bound and done.bound["jct_mean"] < bounds[where].get("jct_mean", 0.0)):
             bounds[where] = bound  # the lowest, as policies that may choose batch sizes can be faster
+    for where in {(done.cell.window, done.cell.seed) for done in finished if done.metrics["unfinished"] > 0}:
+        bounds[where] |= dict.fromkeys(JCT_METRICS, math.nan)
     columns = ["policy", "knowledge", "window", "seed", *METRIC]
     bounded = all(done.bound for done in finished)
     found = pd.DataFrame([*rows, *(bounds.values() if bounded else ())], columns=columns)

@@ -74,6 +74,20 @@ def test_warnings_name_unfinished_jobs_few_samples_one_window_and_oracle_knowled
     assert "exact" not in calm
 
 
+def test_the_bound_has_no_completion_times_where_a_policy_left_jobs(tmp_path: Path) -> None:
+    def run(cell: Cell) -> RunRecord:
+        short = cell.policy == "fifo" and cell.window == "w1"
+        return toy_record(cell, jobs=20, max_hours=0.5 if short else None)
+
+    cells = [Cell(policy, window, 0) for policy in ("fifo", "share") for window in ("w0", "w1")]
+    shown = results(evaluate(cells, run, tmp_path, False, config={}), "exact")
+    bound = shown.cells[shown.cells["policy"] == LOWER_BOUND].set_index("window")
+    times = ["jct_mean", "jct_median", "jct_p95", "jct_p99"]
+    assert bound.loc["w1", times].isna().all(), "the policies' times cover other jobs there"
+    assert bound.loc["w0", times].notna().all()
+    assert bound["makespan"].notna().all()
+
+
 def test_csv_files_hold_the_figures(toy_results: Results, tmp_path: Path) -> None:
     write_csv(toy_results, tmp_path)
     cells, summary, paired = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("cells", "summary", "paired"))
