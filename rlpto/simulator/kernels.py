@@ -86,6 +86,7 @@ def train_jobs(w: World, b: int, until: float) -> None:
             elif job.grow_left > 0.0:  # its newest workers join in between
                 job.progress = max(before, progress_at(w, job, job.clock + (job.grow_left - delay) * job.pace))
                 trains = seconds - job.grow_left
+                job.trained += job.grow_left - delay  # by its present workers; `trains` is with all of them
                 train_at(w, b, j, job.next_row)
             job.clock += trains * job.pace
             same_epoch = job.clock < job.epoch_end and job.progress == before

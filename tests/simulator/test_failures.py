@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Node, SpotSettings
+from rlpto.core.loop import job_records
 from rlpto.core.records import JobRecords
 from rlpto.evaluation.metrics import measure
 from rlpto.experiments.config import load_config
@@ -129,6 +130,17 @@ def test_work_that_is_kept_and_work_that_is_lost_are_all_that_was_trained(seed, 
     started = found.gpu_seconds - trained
     assert np.all(started <= (1 + found.rescales) * delay + 1e-6), "a start may be cut short"
     assert np.all(started >= delay - 1e-6)
+
+
+@pytest.mark.parametrize("interval", [20.0, 40.0, 200.0])
+def test_training_while_new_workers_start_counts(interval):
+    cluster = make_cluster([job(epochs=5.0)], linear_tables(delay=50.0), interval=interval, growth="overlap")
+    give(cluster, [1])
+    advance_to(cluster, 200.0)
+    give(cluster, [2])
+    run_out(cluster)
+    assert cluster.store.rescales[0] == 1
+    assert job_records(cluster).kept_seconds[0] == pytest.approx(cluster.store.finish_time[0] - 50.0)
 
 
 def times(**rules: float) -> tuple[JobRecords, dict[str, float]]:
