@@ -177,6 +177,7 @@ def run(
         decisions=log.records(weights),
         changes=cluster.changes(),
         wall_seconds=time.perf_counter() - started,
+        end=cluster.time,
         rented=NodeRecords() if nodes is None else nodes.records(),
     )
 

@@ -207,8 +207,8 @@ class RunRecord:
     """One policy on one window with one seed.
 
     policy: its name. window: name of the window. seed: random seed. capacity: GPUs of the cluster with all nodes up.
-    wall_seconds: duration of the run. switches: when each policy decided, if there were several. rented: its rented
-    nodes, or empty.
+    wall_seconds: duration of the run. end: time of the cluster [s] when the run ended. switches: when each policy
+    decided, if there were several. rented: its rented nodes, or empty.
     """
 
     policy: str
@@ -219,5 +219,6 @@ class RunRecord:
     decisions: DecisionRecords
     changes: AllocationChanges
     wall_seconds: float
+    end: float
     switches: PolicySwitches = field(default_factory=PolicySwitches)
     rented: NodeRecords = field(default_factory=NodeRecords)

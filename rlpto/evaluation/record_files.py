@@ -16,13 +16,15 @@ from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.reading import parsing
 
-_SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
+_SCALARS: dict[str, type] = {
+    "policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float, "end": float,
+}  # fmt: skip
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}
 _OPTIONAL: dict[str, type] = {"switches": PolicySwitches, "rented": NodeRecords}
 """Groups of arrays written only if policies were switched, or nodes are rented."""
 _GROUPS |= _OPTIONAL
 _KINDS = {"IntArray": "i", "FloatArray": "f"}
-RECORD = "rlpto record 1"
+RECORD = "rlpto record 2"
 """Format of a stored record."""
 
 

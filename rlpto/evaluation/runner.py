@@ -23,7 +23,7 @@ from rlpto import __version__
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
-from rlpto.evaluation.record_files import load_record, record_bytes
+from rlpto.evaluation.record_files import RECORD, load_record, record_bytes
 from rlpto.io.compiled import say_if_cold
 from rlpto.io.errors import CheckpointError, refusals_as
 from rlpto.io.files import file_there, is_there, whole_file, write_text
@@ -222,6 +222,7 @@ class _StoredCell(BaseModel):
 
     fingerprint: str
     cell: Cell
+    record: str = ""  # what was written before records had an end has none
     metrics: dict[str, _Figure]
     bound: dict[str, _Figure]
 
@@ -270,7 +271,9 @@ def _keep(folder: Path, fingerprint: str, cell: Cell, outcome: _Outcome) -> Fini
     with whole_file(archive, "a record") as unfinished:
         unfinished.write_bytes(zlib.decompress(outcome.record))
     # The JSON file comes last: its existence marks a finished cell.
-    stored = _StoredCell(fingerprint=fingerprint, cell=cell, metrics=outcome.metrics, bound=outcome.bound)
+    stored = _StoredCell(
+        fingerprint=fingerprint, cell=cell, record=RECORD, metrics=outcome.metrics, bound=outcome.bound
+    )
     write_text(folder / f"{cell.key}.json", stored.model_dump_json(indent=1) + "\n", "a cell")
     return FinishedCell(cell, outcome.metrics, outcome.bound, archive)
 
@@ -302,7 +305,7 @@ def _read_cell(folder: Path, cell: Cell, fingerprint: str) -> FinishedCell | Non
     if not is_there(path):
         return None
     stored = _read_stored(path, _StoredCell)
-    if stored.fingerprint != fingerprint:
+    if stored.fingerprint != fingerprint or stored.record != RECORD:
         raise _unusable(path, "was written with another configuration or version")
     if stored.metrics.keys() != METRIC.keys() or (stored.bound and stored.bound.keys() != METRIC.keys()):
         raise _unusable(path, "holds other metrics")

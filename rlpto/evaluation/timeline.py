@@ -41,6 +41,14 @@ def run_span(record: RunRecord) -> tuple[float, float]:
     return start, float(np.concatenate(([start], finished, record.decisions.time, record.changes.time)).max())
 
 
+def whole_span(record: RunRecord) -> tuple[float, float]:
+    """Return the first submit and the last finish or, if jobs are left unfinished, the end of the run [s]; NaN, NaN
+    without jobs. Unlike `run_span`, it includes the time without an event before a time limit.
+    """
+    start, end = run_span(record)
+    return start, end if np.isfinite(record.jobs.finish_time).all() else max(end, record.end)
+
+
 def held_gpus(record: RunRecord) -> tuple[FloatArray, FloatArray]:
     """Return the GPUs held by all jobs as a step function: times [C + 1] and GPUs [C + 1], beginning with 0."""
     changes = record.changes

@@ -342,7 +342,7 @@ def run_session(
     loop = SessionLoop(cluster, policy, decisions, predictor, nodes)
     while not cluster.done:
         loop.step()
-    rented = NodeRecords() if nodes is None else nodes.records()
+    end, rented = cluster.time, NodeRecords() if nodes is None else nodes.records()
     return RunRecord(
         policy=policy.plan.name,
         window=cell.window,
@@ -351,7 +351,8 @@ def run_session(
         jobs=job_records(cluster),
         decisions=with_cost(decision_records(database, config.reward), rented, config.reward.money),
         changes=cluster.changes(),
-        wall_seconds=cluster.time,
+        wall_seconds=end,
+        end=end,
         switches=policy_switches(database),
         rented=rented,
     )

@@ -69,7 +69,7 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
     )
     fields: dict[str, object] = {
         "policy": "tiny", "window": "w0", "seed": 0, "capacity": TINY_GPUS,
-        "jobs": jobs, "decisions": decisions, "changes": changes, "wall_seconds": 0.5,
+        "jobs": jobs, "decisions": decisions, "changes": changes, "wall_seconds": 0.5, "end": 350.0,
     }  # fmt: skip
     return RunRecord(**(fields | overrides))
 
@@ -79,7 +79,7 @@ def empty_record() -> RunRecord:
     none, nothing = np.zeros(0), np.zeros(0, dtype=np.int64)
     jobs = JobRecords((), (), *[nothing] * 5, *[none] * 16)
     decisions = DecisionRecords(none, none, nothing, nothing, nothing, nothing, np.zeros((0, 6)), none, none)
-    return RunRecord("none", "w0", 0, 4, jobs, decisions, AllocationChanges(none, nothing, nothing, none), 0.0)
+    return RunRecord("none", "w0", 0, 4, jobs, decisions, AllocationChanges(none, nothing, nothing, none), 0.0, 0.0)
 
 
 def toy_record(cell: Cell, jobs: int = 40, max_hours: float | None = None) -> RunRecord:

@@ -13,6 +13,7 @@ from rlpto.evaluation.metrics import METRIC, METRICS, lower_bound, measure
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.timeline import utilisation
 
+from ..builders import job, linear_tables, make_cluster, played
 from .helpers import empty_record, tiny_record, toy_record
 
 
@@ -73,6 +74,14 @@ def test_unfinished_jobs_are_left_out_of_the_times_of_which_a_run_without_jobs_h
     assert (values["reward"], values["jobs"]) == (0.0, 0.0)
     assert np.isnan([values["jct_mean"], values["makespan"], values["utilisation"], values["latency_p99"]]).all()
     assert np.isnan(lower_bound(empty_record())["makespan"])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_gpus_are_used_until_the_time_limit_where_it_stops_a_run(jobs: int) -> None:
+    cluster = make_cluster([job(i, epochs=1e9) for i in range(jobs)], linear_tables(), [8], max_hours=10)
+    record = played(cluster)
+    assert record.end == 36_000.0
+    assert measure(record)["utilisation"] == pytest.approx(jobs / 8)
 
 
 def test_utilisation_by_stretch_of_time_and_with_capacity_lost_to_failures() -> None:

@@ -19,7 +19,7 @@ from .helpers import empty_record, tiny_record, toy_record
 
 def same(a: RunRecord, b: RunRecord) -> bool:
     """Equal in every field, type and bit."""
-    for name in ("policy", "window", "seed", "capacity", "wall_seconds"):
+    for name in ("policy", "window", "seed", "capacity", "wall_seconds", "end"):
         assert getattr(a, name) == getattr(b, name)
         assert type(getattr(a, name)) is type(getattr(b, name))
     for group in ("jobs", "decisions", "changes", "switches"):
@@ -55,7 +55,7 @@ def test_a_foreign_cut_or_inconsistent_file_is_an_error_that_names_it(tmp_path: 
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "whole.safetensors").read_bytes()[:900])
     write_archive(tmp_path / "foreign.safetensors", {"format": RECORD}, {"a": np.zeros(3)}, "a test")
     for name in ("cut", "foreign", "absent"):
-        with pytest.raises(CheckpointError, match=f"{name}.safetensors: .*expected rlpto record 1"):
+        with pytest.raises(CheckpointError, match=f"{name}.safetensors: .*expected rlpto record 2"):
             load_record(tmp_path / f"{name}.safetensors")
     for name, wrong in {"jobs.epochs": np.ones(2), "changes.job": np.full(6, 99), "jobs.priority": np.ones(3)}.items():
         write_archive(tmp_path / "wrong", archive.manifest, archive.arrays | {name: wrong}, "a test")

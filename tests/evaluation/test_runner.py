@@ -78,6 +78,7 @@ def test_a_folder_shows_the_cells_of_its_last_evaluation(tmp_path: Path) -> None
         (None, r"expected a cell; use another run folder, or --fresh"),
         ({"fingerprint": 3}, r"expected a cell .*use another run folder, or --fresh"),
         ({"metrics": {"speed": 1.0}}, "holds other metrics"),
+        ({"record": "rlpto record 1"}, "another configuration or version"),
         ({"cell": {"policy": "x", "window": "w0", "seed": 0}}, "holds cell x"),
     ],
 )
