@@ -42,6 +42,9 @@ STOPPING = ("epochs_saved", "accuracy_lost")
 MONEY = ("cost", "cost_per_job")
 RENTED = ("late_hours", "idle_cost")
 
+SIGNED = ("late_hours", "idle_cost", "accuracy_lost")
+"""Metrics that may be below 0, besides the reward and its parts: what a policy saves counts against what it wastes."""
+
 WITH_INTERVAL = ("reward", "jct_mean")
 """Metrics for which the terminal also shows intervals and paired differences."""
 
@@ -318,7 +321,7 @@ def _summary(policy: str, rows: pd.DataFrame, seed: int) -> Summary:
 
     def interval(name: str) -> Interval:
         found = bootstrap_interval(rows[name].to_numpy(dtype=float), windows, seed=seed)
-        if name.startswith("reward"):
+        if name.startswith("reward") or name in SIGNED:
             return found
         return found.within(0.0, 1.0 if METRIC[name].unit == "share" else math.inf)
 

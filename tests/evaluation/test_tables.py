@@ -115,6 +115,16 @@ def test_intervals_of_few_cells_stay_possible(finished: list[FinishedCell]) -> N
     assert summary.mean["utilisation"].high <= 1
 
 
+@pytest.mark.parametrize("name", ["late_hours", "idle_cost", "accuracy_lost"])
+def test_intervals_of_figures_that_may_be_negative_are_not_cut_at_zero(name: str) -> None:
+    found = [
+        FinishedCell(Cell("fifo", f"w{at}", 0), measure(tiny_record()) | {name: -1.0 - at}, {}, Path("none"))
+        for at in range(8)
+    ]
+    interval = results(found, "exact").policies[0].mean[name]
+    assert interval.low < interval.estimate < interval.high < 0
+
+
 def test_what_failures_cost_is_shown_where_nodes_may_fail(toy_results: Results) -> None:
     assert "ETTR" not in printed(toy_results)
     cells = [Cell(policy, "w0", 0) for policy in ("fifo", "share")]
