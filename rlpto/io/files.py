@@ -25,18 +25,24 @@ PART_LIFETIME_S = 86_400.0
 def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError) -> Iterator[Path]:
     """Yield an unfinished file in the folder of `path`. It replaces `path` on success and is removed on failure.
 
-    Missing folders are created. Raises `error`, saying that `what` cannot be written, if the
-    file system refuses or the path names no file; `path` is then unchanged.
+    Missing folders are created. If `path` is a link of this user or of root, the file that it leads to is replaced.
+    Raises `error`, saying that `what` cannot be written, if the file system refuses or the path names no file, such as
+    a device or a pipe; `path` is then unchanged.
     """
     if not path.name:
         raise error(f"{path}: cannot write {what} there: expected the name of a file")
-    unfinished = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.part")
     with refusals_as(error, f"{path}: cannot write {what} there"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path.parent.absolute())
+        target = path
+        if path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):  # others could lead us to any file of ours
+            target = Path(os.path.realpath(path))
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            raise error(f"{path}: cannot write {what} there: expected a file, got a device, pipe or socket")
+        unfinished = target.with_name(f".{target.name}.{_HOST}-{os.getpid()}.part")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent.absolute())
         try:
             yield unfinished
-            unfinished.replace(path)
+            unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
 

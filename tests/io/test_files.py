@@ -53,6 +53,27 @@ def test_files_that_somebody_may_still_be_writing_stay(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {living, elsewhere, ".unrelated.part", "new", "x"}
 
 
+def test_the_file_that_a_link_leads_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("old", "new"):
+        (tmp_path / name).symlink_to(Path("there") / name)
+    (tmp_path / "there" / "old").write_text("half")
+    for name in ("old", "new"):
+        write_text(tmp_path / name, "whole", "a file")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "there" / name).read_text() == "whole"
+
+
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_a_pipe_is_not_replaced(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(CheckpointError, match=f"{name}: cannot write a file there: expected a file, got a device"):
+        write_text(tmp_path / name, "whole", "a file")
+    assert (tmp_path / "pipe").is_fifo()
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}
+
+
 @pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "no/such/file"])
 def test_what_can_be_no_path_is_not_there(name: str) -> None:
     assert not is_there(Path(name))
