@@ -112,13 +112,19 @@ def predict_training(
     gpus_per_node: int = 4,
     band: UtilityBand | None = None,
 ) -> list[TrainingEstimate]:
-    """Predict trainings by metric and number of GPUs, in the order given. band: for all metrics. Default: each has its
-    own.
+    """Predict trainings by metric and number of GPUs, in the order given, on the sizes on which the model runs. band:
+    for all metrics. Default: each has its own.
 
-    Raises ProfileError if the model is unknown.
+    Raises ProfileError if the model is unknown, and ConfigError if it runs on none of these numbers of GPUs.
     """
     types = [JobType(model, None, metric) for metric in metrics]
     tables = compile_tables(profiles, types, max(gpus), gpus_per_node)
+    if tables.floor_size.size:
+        most, runs_on = max(gpus), [size for size in np.unique(tables.floor_size[0]).tolist() if size]
+        gpus = [count for count in gpus if count in runs_on]
+        if not gpus:
+            expected = ", ".join(map(str, runs_on)) if runs_on else f"more than {most}"
+            raise ConfigError(f"{model} runs on none of these numbers of GPUs, expected {expected}")
     found = []
     for job_type, metric in enumerate(metrics):
         bounds = band or METRICS[metric].band

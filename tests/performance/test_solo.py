@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from rlpto.io.errors import ConfigError
 from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.metrics import METRIC_NAMES, STOCK_BAND, UtilityBand
+from rlpto.performance.size_table import SizeTable
 from rlpto.performance.solo import chosen_gpus, parse_gpus, predict_training, seconds_to_finish
 from rlpto.performance.tables import JobType, SpeedTables
 
@@ -79,6 +81,21 @@ def test_a_prediction_is_what_the_profile_says() -> None:
     assert [row.gpus for row in found if row.chosen and row.metric == "goodput"] == [16]
     assert [row.gpus for row in found if row.chosen and row.metric == "efficiency"] == [4]
     assert by["throughput", 16].utility > by["goodput", 16].utility, "samples/s scale better than goodput"
+
+
+def test_only_sizes_on_which_a_model_runs_are_predicted() -> None:
+    profiles = load_profiles("llm")
+    assert isinstance(profiles, FittedProfiles)
+    law = profiles.profile("mpt-70b").throughput
+    assert isinstance(law, SizeTable)
+    few, more = law.sizes[:2]
+    found = predict_training(profiles, "mpt-70b", [few - 1, few, few + 1, more], ["goodput"])
+    assert [row.gpus for row in found] == [few, more]
+    refused = rf"mpt-70b runs on none of these numbers of GPUs, expected more than {few - 1}$"
+    with pytest.raises(ConfigError, match=refused):
+        predict_training(profiles, "mpt-70b", range(1, few), ["goodput"])
+    with pytest.raises(ConfigError, match=rf"expected {few}$"):
+        predict_training(profiles, "mpt-70b", [1, few + 1], ["goodput"])
 
 
 @given(st.lists(st.floats(0.01, 1.2), min_size=1, max_size=12), bands, bands)

@@ -223,8 +223,9 @@ class Catalogue:
                 found = predict_training(experiment.profiles, name, counts, METRIC_NAMES, per_node) if known else []
             except RlptoError:
                 found = []
-            if len({(one.gpus, one.hours) for one in found}) == len(counts):
-                found = [replace(one, metric=ANY_METRIC) for one in found[: len(counts)]]
+            sizes = len({one.gpus for one in found})
+            if len({(one.gpus, one.hours) for one in found}) == sizes:
+                found = [replace(one, metric=ANY_METRIC) for one in found[:sizes]]
             rows[name] = [PreviewRow(name, one.metric, one.gpus, one.hours, one.gpu_hours) for one in found]
         with self._store.transaction():  # not longer: it keeps other writers waiting
             for name in rows:
