@@ -72,6 +72,8 @@ def status(
 
 def _nodes(address: str) -> Table:
     """The nodes of the cluster that this process is connected to."""
+    from rich.markup import escape
+
     from rlpto.ray_cluster.compat import draining_nodes, free_resources
     from rlpto.ray_cluster.controllers import alive_nodes
     from rlpto.ray_cluster.health import answering
@@ -86,12 +88,14 @@ def _nodes(address: str) -> Table:
         goes = "" if at is None else time_until_text(at / 1000) if at else "soon"
         goes = goes if node.id in answer else "does not answer"
         labels = " ".join(label for label in (node.gpu if node.gpus else "", node.spot and "spot") if label)
-        table.add_row(node.id[:12], node.address, *(f"{count:g}" for count in counts), labels, goes)
+        table.add_row(node.id[:12], node.address, *(f"{count:g}" for count in counts), escape(labels), goes)
     return table
 
 
 def _jobs() -> Iterator[Table | str]:
     """The scheduler on the cluster that this process is connected to, and the progress of its run's jobs."""
+    from rich.markup import escape
+
     from rlpto.ray_cluster.controllers import all_controllers
     from rlpto.ray_cluster.scheduler.connection import schedulers
     from rlpto.ray_cluster.scheduler.session_folder import job_progress, newest_database, read_table
@@ -113,7 +117,7 @@ def _jobs() -> Iterator[Table | str]:
     headings = ("id", "name", "state", "GPUs", "done", "ends in \\[s]")
     table = make_table(*headings, title=f"jobs of {database.parent.name}")
     for job, name, now, gpus, done, left in job_progress(database):
-        table.add_row(job, name, now, str(gpus), f"{done:.0%}", "" if left is None else f"{left:.0f}")
+        table.add_row(job, escape(name), now, str(gpus), f"{done:.0%}", "" if left is None else f"{left:.0f}")
     yield table
 
 

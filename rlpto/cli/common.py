@@ -71,11 +71,19 @@ def make_console(quiet: bool = False) -> Console:
 
 
 def _console(**given: Any) -> Console:
-    """A console that prints control characters in texts as escapes; only its own styles reach the terminal."""
+    """A console that prints control characters in texts as escapes; only its own styles reach the terminal.
+
+    Texts are no markup unless `print` is told so, because paths and names of users may hold brackets. Tables are.
+    """
     from rich.console import Console
     from rich.text import Text
 
     class Clean(Console):
+        def print(self, *objects: Any, **how: Any) -> None:
+            if all(isinstance(one, str) for one in objects):
+                how.setdefault("markup", False)
+            super().print(*objects, **how)
+
         def render_str(self, text: str, **how: Any) -> Text:
             return super().render_str(printable(text), **how)
 
@@ -83,12 +91,13 @@ def _console(**given: Any) -> Console:
 
 
 def make_table(*columns: str, title: str | None = None, caption: str | None = None) -> Table:
-    """A table without lines."""
+    """A table without lines. title: no markup."""
+    from rich.markup import escape
     from rich.table import Table
 
     return Table(
         *columns,
-        title=title,
+        title=title and escape(title),
         title_justify="left",
         title_style="bold",
         caption=caption,
@@ -128,13 +137,15 @@ def waiting(quiet: bool = False, console: Console | None = None) -> Iterator[Cal
     elif console is not None:
         yield lambda doing: console.print(doing, style="dim") if doing else None
     else:
+        from rich.text import Text
+
         with _console(stderr=True).status("") as status:
 
             def show(doing: str) -> None:
                 if doing.startswith(WARNING):
                     status.console.print(f"rlpto: {doing}", style="yellow", highlight=False)
                     return
-                status.update(printable(doing))
+                status.update(Text(printable(doing)))
                 if not doing:
                     status.stop()
 

@@ -239,9 +239,9 @@ def differences_table(runs: Sequence[FinishedRun]) -> Table:
     table = make_table(title="What differs")
     table.add_column("key", style="dim")
     for run in runs:
-        table.add_column(run.name, overflow="fold")
+        table.add_column(escape(run.name), overflow="fold")
     for key, values in (differences(runs) or {"nothing": [""] * len(runs)}).items():
-        table.add_row(key, *map(escape, values))
+        table.add_row(*map(escape, (key, *values)))
     return table
 
 

@@ -26,9 +26,9 @@ def list_configs() -> None:
     console = make_console()
     console.print(table)
     weights, agents = example_names("tuned"), example_names("pretrained", ".safetensors")
-    console.print(f"\n[bold]weights[/] for index:weights=NAME.yaml: {', '.join(weights)}")
-    console.print(f"[bold]agents[/] for agent:file=NAME.safetensors: {', '.join(agents)}")
-    console.print(f"[bold]traces[/] for workload.path=NAME: {', '.join(trace_names())}")
+    console.print(f"\n[bold]weights[/] for index:weights=NAME.yaml: {', '.join(weights)}", markup=True)
+    console.print(f"[bold]agents[/] for agent:file=NAME.safetensors: {', '.join(agents)}", markup=True)
+    console.print(f"[bold]traces[/] for workload.path=NAME: {', '.join(trace_names())}", markup=True)
 
 
 @app.command(epilog="Example: rlpto configs show philly --set simulator.interval=30")
@@ -66,18 +66,21 @@ def policies(
         names = ", ".join(option for option, _, _ in options_of(policy))
         table.add_row(escape(name), escape(policy.summary), escape(policy.source), escape(names))
     console.print(table)
-    console.print("\n[bold]lower bound[/] is a row of every result: each job alone on the cluster at its fastest.")
-    console.print("[bold]POLICY@PROVISIONER[/] rents nodes where the config says so (rlpto configs show rented):")
+    console.print(
+        "\n[bold]lower bound[/] is a row of every result: each job alone on the cluster at its fastest.\n"
+        "[bold]POLICY@PROVISIONER[/] rents nodes where the config says so (rlpto configs show rented):",
+        markup=True,
+    )
     for name, provisioner in BUILT_IN.items():
         console.print(f"  {name}: {provisioner.summary}")
     for problem in broken:
-        console.print(f"[red]left out:[/] {escape(problem)}", soft_wrap=True)
+        console.print(f"[red]left out:[/] {escape(problem)}", soft_wrap=True, markup=True)
     if not options:
         return
     for name, policy in found.items():
         for option, default, meaning in options_of(policy):
-            console.print(f"\n[bold]{escape(name)}:{escape(option)}[/]={escape(default)}")
-            console.print(f"  {escape(meaning)}")
+            console.print(f"\n[bold]{escape(name)}:{escape(option)}[/]={escape(default)}", markup=True)
+            console.print(f"  {meaning}")
 
 
 VERBS = {"configs": Verb(app, EXPERIMENTS), "policies": Verb(policies, EXPERIMENTS, "rlpto policies --options")}

@@ -79,7 +79,7 @@ def show(
     console = make_console()
     console.print(table)
     for source in dict.fromkeys(profile.source for profile in profiles.values()):
-        console.print(f"\n[dim]source: {escape(source)}[/]")
+        console.print(f"\nsource: {source}", style="dim")
 
 
 _SizesOption = Annotated[
@@ -138,11 +138,11 @@ def list_sizes(folder: _SizesOption = Path("llm")) -> None:
             errors = law.held_out_errors()
             by_source.setdefault(profile.source, []).extend(errors)
             sizes = ", ".join(map(str, law.sizes))
-            shown.add_row("" if number else escape(name), gpu_type, sizes, _shares(errors))
+            shown.add_row("" if number else escape(name), escape(gpu_type), sizes, _shares(errors))
     console = make_console()
     console.print(shown)
     for text, errors in [*by_source.items(), ("all", [error for some in by_source.values() for error in some])]:
-        console.print(f"{escape(text)}: {len(errors)} sizes held out, error {_shares(errors) or 'not known'}")
+        console.print(f"{text}: {len(errors)} sizes held out, error {_shares(errors) or 'not known'}")
 
 
 def _shares(errors: list[float]) -> str:
@@ -214,10 +214,8 @@ def _band(min_util: float | None, max_util: float | None) -> UtilityBand | None:
 
 def _preview_table(found: list[TrainingEstimate]) -> Table:
     """A row for every number of GPUs, three columns for every metric."""
-    from rich.markup import escape
-
     table = make_table(
-        title=f"{escape(found[0].model)}: a whole training, alone, without rescales",
+        title=f"{found[0].model}: a whole training, alone, without rescales",
         caption="utility: speed-up / GPUs by the metric's score; * within the metric's bounds, > what they ask for",
     )
     table.add_column("\nGPUs", justify="right")

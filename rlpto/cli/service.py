@@ -142,7 +142,7 @@ def serve(
             say(f"rlpto: {refused}; commands need --service and $RLPTO_TOKEN", err=True)
         shows = token_is_new and sys.stdout.isatty()  # others may read a file or a journal
         token = token_file.read_text(encoding="ascii").strip() if shows else ""
-        console.print(f"the service is up at [bold]{address}[/]; the cluster comes up meanwhile")
+        console.print(f"the service is up at [bold]{address}[/]; the cluster comes up meanwhile", markup=True)
         console.print(f"sign in:    {address}/login{f'#{token}' if token else ''}", soft_wrap=True)
         if token_file.exists():
             console.print(f"its token:  {token_file} (of the user admin; others: {address}/account)", soft_wrap=True)

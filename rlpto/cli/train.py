@@ -280,6 +280,8 @@ def tune(
 
     The cost of a window is its negative reward minus the cost of the same jobs if none ever waited.
     """
+    from rich.markup import escape
+
     from rlpto.experiments.tune import tune as tuned
 
     chosen = read_config(config, set_)
@@ -290,7 +292,7 @@ def tune(
     table = make_table("provisioner", "cost", "of time", "of money", "tried")
     for tried in sorted(found.values(), key=lambda points: points[0].cost):
         best = tried[0]
-        table.add_row(best.spec, *(f"{value:.2f}" for value in best[1:]), str(len(tried)))
+        table.add_row(escape(best.spec), *(f"{value:.2f}" for value in best[1:]), str(len(tried)))
     make_console().print(table)
 
 

@@ -280,7 +280,8 @@ def _keep(folder: Path, fingerprint: str, cell: Cell, outcome: _Outcome) -> Fini
 
 @contextmanager
 def _progress_bar(shown: bool, total: int, completed: int, workers: Workers) -> Iterator[Callable[[Cell | None], None]]:
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[cell]}", style="dim"))
+    cells = TextColumn("{task.fields[cell]}", style="dim", markup=False)
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), cells)
     with Progress(*columns, console=Console(stderr=True), disable=not shown, speed_estimate_period=3600.0) as bar:
         task = bar.add_task("evaluating", total=total, completed=completed, cell=workers.place)
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from rlpto.cli.common import make_console, make_table
 from rlpto.workloads.trace import read_trace
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -93,6 +94,26 @@ def test_profiles_are_shown_with_the_errors_of_their_fit(rlpto, project: Path) -
     rlpto("profiles", "show", "--folder", "empty").assert_refused("empty: no profiles there")
     rlpto("profiles", "fit", "empty", "-o", "out").assert_refused("empty")
     assert not (project / "out").exists()
+
+
+def test_brackets_of_paths_are_no_markup(rlpto, project: Path) -> None:
+    answer = rlpto("trace", "generate", "--days", 1, "-o", "a[/b]c.parquet")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("a[/b]c.parquet: ")
+    assert (project / "a[" / "b]c.parquet").exists()
+    answer = rlpto("trace", "describe", "a[/b]c.parquet", "jobs.parquet")
+    assert (answer.code, answer.out.count("a[/b]c.parquet")) == (0, 1)
+    answer = rlpto("evaluate", "exp.yaml", "--policies", "fifo", "--limit", 1, "--run-dir", "[/r]", "--no-report")
+    assert answer.code == 0
+    assert "tables: [/r]" in answer.out
+
+
+def test_texts_of_a_console_are_markup_only_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    console = make_console()
+    console.print("[bold]a[/b]", "c")
+    console.print("[bold]d[/]", markup=True)
+    console.print(make_table("[bold]e[/]", "wide", title="f[/g]"))
+    assert capsys.readouterr().out.split() == ["[bold]a[/b]", "c", "d", "f[/g]", "e", "wide"]
 
 
 def test_trainings_are_previewed_by_metric(rlpto) -> None:
