@@ -17,7 +17,7 @@ from rlpto.core.renting import RentedSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import ConfigError, nearest
-from rlpto.io.files import is_there
+from rlpto.io.files import file_there, is_there
 from rlpto.io.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path, portable
 from rlpto.io.reading import one_line
 from rlpto.io.settings import LARGEST_SEED, LowerCase, Settings
@@ -364,11 +364,12 @@ def _as_texts(tree: Mapping[str, Any], inside: str = "") -> list[str]:
 
 
 def _config_file(path: Path) -> Path:
-    """Return the path itself if it exists, else the example of that name. Raises ConfigError if neither exists."""
+    """Return the path itself if it is a file, else the example of that name, which no folder hides. Raises ConfigError
+    if there is nothing of that name."""
+    if not file_there(path) and (found := example_config(path)) is not None:
+        return found
     if is_there(path):
         return path
-    if (found := example_config(path)) is not None:
-        return found
     name = path.relative_to("configs") if path.is_relative_to("configs") else path
     if example_config(name) is not None:
         raise ConfigError(f"{path}: no such file here; expected {name.with_suffix('')}, an example that works anywhere")

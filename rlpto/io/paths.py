@@ -66,7 +66,7 @@ def expand_path(value: object, info: ValidationInfo) -> object:
     """Fill in `${NAME}` and `${NAME:-default}`, then make the path relative to the config file.
 
     If there is no such file, examples are searched: `tuned/philly.yaml`, the trace `microsoft/cluster04` and the folder
-    of profiles `llm` are found from any folder.
+    of profiles `llm` are found from any folder. A folder does not hide the file of an example.
     """
     if not isinstance(value, str | Path):
         return value
@@ -74,12 +74,12 @@ def expand_path(value: object, info: ValidationInfo) -> object:
     folder = (info.context or {}).get("folder", Path())
     base = Path() if isinstance(value, TypedOnCommandLine | Path) else folder
     path = os.path.normpath(base / _expanded(text))
-    if os.path.exists(path):
-        return path
-    if os.path.isdir(PROFILES / text) and os.path.basename(text) == text:
+    example = None if os.path.isfile(path) else example_config(text, (Path(text).suffix or ".parquet",))
+    if example is not None:
+        return str(example)
+    if not os.path.exists(path) and os.path.isdir(PROFILES / text) and os.path.basename(text) == text:
         return str(PROFILES / text)
-    endings = (Path(text).suffix or ".parquet",)
-    return str(example_config(text, endings) or path)
+    return path
 
 
 def _expanded(text: str) -> Path:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from rlpto.io.errors import ConfigError
+from rlpto.io.files import file_there
 from rlpto.io.paths import ConfigPath, example_config
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import read_settings
@@ -257,6 +258,6 @@ def load_service(path: Path | str) -> ServiceSettings:
     Raises ConfigError, in one line, for everything that is wrong with the file.
     """
     found = Path(path)
-    if not found.exists():
+    if not file_there(found):  # a folder of that name does not hide the example
         found = example_config(found) or found
     return read_settings(found, ServiceSettings, "settings of a job service in YAML")

@@ -133,6 +133,17 @@ def test_a_file_comes_before_the_example_of_its_name(tmp_path: Path) -> None:
         load_config("configs/quickstart.yaml")
 
 
+def test_a_folder_does_not_hide_the_example_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "quickstart").mkdir()
+    assert load_config("quickstart").name == "quickstart"
+    (tmp_path / "microsoft" / "cluster04").mkdir(parents=True)
+    (tmp_path / "mine.yaml").write_text("workload: {source: trace, path: microsoft/cluster04}\n")
+    assert load_config("mine.yaml").workload.path == (EXAMPLES / "microsoft" / "cluster04.parquet",)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match=r"other: .*directory"):
+        load_config("other")
+
+
 def test_weights_of_an_example_are_found_from_any_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "policies: ['index:weights=tuned/philly.yaml', 'agent:file=mine.safetensors']\n"

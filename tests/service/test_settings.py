@@ -17,7 +17,9 @@ def load(tmp_path: Path, text: str) -> ServiceSettings:
     return load_service(tmp_path / "s.yaml")
 
 
-def test_the_example_is_found_by_its_name() -> None:
+def test_the_example_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "service").mkdir()
+    monkeypatch.chdir(tmp_path)  # which a folder does not hide
     found = load_service("service")
     assert found.web.host == "127.0.0.1", "nobody else reaches it unless that is asked for"
     assert found == load_service(CONFIG)
