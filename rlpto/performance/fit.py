@@ -41,11 +41,24 @@ def fit_folder(folder: Path, out: Path) -> list[Path]:
     applications = sorted(path.parent for path in folder.glob("*/placements.csv")) if folder_there(folder) else []
     if not applications:
         raise ProfileError(f"{folder}: no sub-folder holds a placements.csv")
-    texts = {path.name: profile_yaml(fit_profile(read_measurements(path))) for path in applications}
+    texts = {path.name: profile_yaml(_fitted(path)) for path in applications}
     paths = [out / f"{name}.yaml" for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         write_text(path, text, "a profile", ProfileError)
     return paths
+
+
+def _fitted(folder: Path) -> Profile:
+    """The fits of one application. Raises ProfileError naming the file, or the epoch without gradient statistics."""
+    measured = read_measurements(folder)
+    known = (measured.runs["grad_sqr"] > 0) & (measured.runs["grad_var"] > 0)
+    if not known.any(axis=0).all():
+        line = int(np.argmin(known.any(axis=0))) + 2
+        raise ProfileError(
+            f"{folder}: grad_sqr or grad_var is 0 in line {line} of every validation file, "
+            "expected numbers above 0 in one of them"
+        )
+    return fit_profile(measured)
 
 
 def fit_profile(measured: Measurements) -> Profile:

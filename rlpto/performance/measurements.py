@@ -32,6 +32,18 @@ MAX_LOCAL_BATCH = {("yolov3", ANY_GPU): 8, ("deepspeech2", "rtx"): 57}
 LARGEST_MEASUREMENTS_BYTES = 16 * MIB
 _TIMES = ("local_bsz", "step_time", "sync_time")
 _RUN = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
+_LEAST: dict[str, tuple[str, float]] = {
+    "local_bsz": (f"samples, 1 to {LARGEST_BATCH:,}", 1.0),
+    "num_nodes": ("a whole number, 1 or more", 1.0),
+    "num_replicas": ("a whole number, 1 or more", 1.0),
+    "step_time": ("seconds above 0", np.nextafter(0.0, 1.0)),
+    "sync_time": ("seconds, 0 or more", 0.0),
+    "grad_sqr": ("a number, 0 or more", 0.0),
+    "grad_var": ("a number, 0 or more", 0.0),
+}
+"""What a column holds, and its least value; others hold any numbers. Estimates of gradients can be 0 in places."""
+_GROWING = ("progress", "iteration")
+"""Columns that grow from line to line, from above 0 on."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +96,17 @@ def read_measurements(folder: Path, gpu: str = ANY_GPU) -> Measurements:
     groups = [_groups(str(row["placement"]), path) for row in rows]
     sizes = np.array([(len(group), sum(group)) for group in groups], dtype=np.float64)
     placed = np.column_stack([sizes, *(_numbers(rows, path, name) for name in _TIMES)])
+    _check_no_more(rows, path, "sync_time", "step_time")
     batches, runs = _read_runs(folder)
     members: dict[tuple[int, ...], list[int]] = {}
     for i, placement in enumerate(groups):
         members.setdefault(smallest_rotation(placement), []).append(i)
     ordered = {placement: placed[own][np.argsort(placed[own, 2], kind="stable")] for placement, own in members.items()}
     local = placed[:, 2]
-    largest = int(local.max())
+    largest, least = int(local.max()), int(local.min())
+    if least > batches[0]:
+        expected = f"{batches[0]} or less, because validation-{batches[0]}.csv trained with that total batch size"
+        raise ProfileError(f"{path}: the least local_bsz is {least}, expected {expected}")
     most = min(largest, MAX_LOCAL_BATCH.get((folder.name, gpu), largest))
     return Measurements(
         name=folder.name,
@@ -98,7 +114,7 @@ def read_measurements(folder: Path, gpu: str = ANY_GPU) -> Measurements:
         steps=_joined(placed, folder / f"scalability{suffix}.csv"),
         batches=batches,
         runs=runs,
-        limits=BatchLimits(int(batches[0]), int(batches[-1]), int(local.min()), most),
+        limits=BatchLimits(int(batches[0]), int(batches[-1]), least, most),
     )
 
 
@@ -111,6 +127,11 @@ def _read_runs(folder: Path) -> tuple[IntArray, dict[str, FloatArray]]:
             raise ProfileError(f"{path}: expected validation-<batch size>.csv")
         rows = _read_rows(path, _RUN)
         found[int(match.group(1))] = np.stack([_numbers(rows, path, name) for name in _RUN])
+        for name, values in zip(_RUN, found[int(match.group(1))], strict=True):
+            fell = np.flatnonzero(np.diff(values, prepend=0.0) <= 0)
+            if name in _GROWING and len(fell):
+                grown = "a number above 0" if fell[0] == 0 else "more than in the line before"
+                raise ProfileError(f"{path}, line {fell[0] + 2}: {name} {rows[fell[0]][name]!r}, expected {grown}")
     if not found:
         raise ProfileError(f"{folder}: no validation-<batch size>.csv")
     batches, epochs = sorted(found), min(run.shape[1] for run in found.values())
@@ -130,7 +151,9 @@ def _joined(placed: FloatArray, scalability: Path) -> StepMeasurements:
     means = [np.bincount(cell, times) / np.bincount(cell) for times in placed[:, 3:].T]
     names = ("num_nodes", "num_replicas", *_TIMES)
     rows = _read_rows(scalability, names)
-    sized = (_numbers(rows, scalability, name) for name in names)
+    sized = [_numbers(rows, scalability, name) for name in names]
+    _check_no_more(rows, scalability, "num_nodes", "num_replicas")
+    _check_no_more(rows, scalability, "sync_time", "step_time")
     return StepMeasurements(*map(np.concatenate, zip([*cells.T, *means], sized, strict=True)))
 
 
@@ -153,7 +176,22 @@ def _numbers(rows: list[dict[str, str | None]], path: Path, column: str) -> Floa
     for at, row in enumerate(rows):
         with suppress(ValueError):
             numbers[at] = float(row[column] or "nan")
-        expected = f"samples, 1 to {LARGEST_BATCH:,}" if column == "local_bsz" else "a number"
-        if not np.isfinite(numbers[at]) or (column == "local_bsz" and not 1 <= numbers[at] <= LARGEST_BATCH):
+        expected, least = _LEAST.get(column, ("a number", -np.inf))
+        fits = np.isfinite(numbers[at]) and numbers[at] >= least
+        if column == "local_bsz":
+            fits &= numbers[at] <= LARGEST_BATCH
+        if column.startswith("num_"):
+            fits &= numbers[at] == np.rint(numbers[at])
+        if not fits:
             raise ProfileError(f"{path}, line {at + 2}: {column} {row[column]!r}, expected {expected}")
     return numbers
+
+
+def _check_no_more(rows: list[dict[str, str | None]], path: Path, part: str, whole: str) -> None:
+    """Raise ProfileError for a row in which one column exceeds another."""
+    beyond = np.flatnonzero(_numbers(rows, path, part) > _numbers(rows, path, whole))
+    if len(beyond):
+        row = rows[beyond[0]]
+        raise ProfileError(
+            f"{path}, line {beyond[0] + 2}: {part} {row[part]!r}, expected no more than {whole}, {row[whole]}"
+        )

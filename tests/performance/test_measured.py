@@ -8,6 +8,7 @@ import pytest
 from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.fit import fit_folder
 from rlpto.performance.measured import MeasuredModel, MeasuredProfiles
 from rlpto.performance.measurements import read_measurements
 from rlpto.performance.profiles import builtin_profiles
@@ -26,8 +27,22 @@ def test_reads_limits_and_progress(measured_folder: Path) -> None:
     ("file", "old", "new", "message"),
     [
         ("placements.csv", "step_time", "seconds", r"placements.csv: column step_time is missing"),
-        ("placements.csv", "1,4,0.14", "1,4,fast", r"placements.csv, line 3: step_time 'fast.*, expected a number"),
+        ("placements.csv", "1,4,0.14", "1,4,fast", r"line 3: step_time 'fast.*, expected seconds above 0"),
         ("placements.csv", "\n1,4,", "\n1,0,", r"placements.csv, line 3: local_bsz '0', expected samples, 1 to"),
+        ("placements.csv", "1,4,0.14", "1,4,-0.1", r"line 3: step_time '-0.1', expected seconds above 0"),
+        ("placements.csv", "0.14,0.0", "0.14,-1", r"line 3: sync_time '-1', expected seconds, 0 or more"),
+        ("placements.csv", "0.14,0.0", "0.14,1", r"line 3: sync_time '1', expected no more than step_time, 0.14"),
+        ("scalability.csv", "\n8,8,2,", "\n0,8,2,", r"line 2: num_nodes '0', expected a whole number"),
+        ("scalability.csv", "\n8,8,2,", "\n8,8.5,2,", r"line 2: num_replicas '8.5', expected a whole"),
+        ("scalability.csv", "\n8,8,2,", "\n9,8,2,", r"line 2: num_nodes '9', expected no more than num_replicas, 8"),
+        ("validation-8.csv", "\n100,", "\n-100,", r"line 2: progress '-100', expected a number above 0"),
+        ("validation-8.csv", "\n200,", "\n90,", r"line 3: progress '90', expected more than in the line before"),
+        (
+            "validation-8.csv",
+            "100,100,0.2,1.0",
+            "100,100,0.2,-1",
+            r"line 2: grad_sqr '-1', expected a number, 0 or more",
+        ),
         ("placements.csv", "\n44,", "\n4x,", r"placements.csv: placement '4x', expected digits"),
     ],
 )
@@ -38,6 +53,24 @@ def test_broken_files_are_named(measured_folder: Path, file: str, old: str, new:
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(ProfileError, match=message):
         read_measurements(measured_folder / "toy")
+
+
+def test_a_least_local_batch_above_the_least_batch_is_refused(measured_folder: Path) -> None:
+    (measured_folder / "toy" / "validation-8.csv").rename(measured_folder / "toy" / "validation-1.csv")
+    refused = r"placements.csv: the least local_bsz is 2, expected 1 or less, because validation-1.csv"
+    with pytest.raises(ProfileError, match=refused):
+        read_measurements(measured_folder / "toy")
+
+
+def test_an_epoch_without_gradients_is_refused_by_the_fit(measured_folder: Path, tmp_path: Path) -> None:
+    for path in (measured_folder / "toy").glob("validation-*.csv"):
+        lines = path.read_text().splitlines()
+        lines[2] = ",".join([*lines[2].split(",")[:3], "0", "0"])
+        path.write_text("\n".join(lines))
+    refused = r"toy: grad_sqr or grad_var is 0 in line 3 of every validation file, expected numbers above 0"
+    with pytest.raises(ProfileError, match=refused):
+        fit_folder(measured_folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_missing_files_are_named(measured_folder: Path) -> None:
