@@ -19,7 +19,7 @@ SOURCE = (
     "Own fit to the measurements of the Pollux artifact (petuum/adaptdl, branch osdi21-artifact, "
     "Apache-2.0): NVIDIA T4 GPUs, 4 a node"
 )
-
+"""Source of the fits of KNOWN applications."""
 
 KNOWN = {
     "bert": ("BERT fine-tuned for question answering on SQuAD", 120.0),
@@ -73,7 +73,7 @@ def fit_profile(measured: Measurements) -> Profile:
     return Profile(
         name=measured.name,
         description=description,
-        source=SOURCE,
+        source=SOURCE if measured.name in KNOWN else f"Own fit to the measurements in the folder {measured.name}",
         samples=_digits(measured.samples, 6),
         epochs=measured.epochs,
         batch=measured.limits,

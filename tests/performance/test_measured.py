@@ -1,12 +1,13 @@
 """Measured profiles: files, and speed tables interpolated from them."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlpto.io.errors import ProfileError
-from rlpto.performance.compile import compile_tables
+from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.fit import fit_folder
 from rlpto.performance.measured import MeasuredModel, MeasuredProfiles
@@ -71,6 +72,13 @@ def test_an_epoch_without_gradients_is_refused_by_the_fit(measured_folder: Path,
     with pytest.raises(ProfileError, match=refused):
         fit_folder(measured_folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_fit_names_the_artifact_only_as_the_source_of_its_models(measured_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(measured_folder / "toy", measured_folder / "bert")
+    bert, toy = (load_profiles(path).profile(path.stem) for path in fit_folder(measured_folder, tmp_path / "out"))
+    assert "Pollux" in bert.source
+    assert toy.source == "Own fit to the measurements in the folder toy"
 
 
 def test_missing_files_are_named(measured_folder: Path) -> None:
