@@ -246,7 +246,7 @@ def differences_table(runs: Sequence[FinishedRun]) -> Table:
 
 
 def comparison_table(runs: Sequence[FinishedRun]) -> Table:
-    """Figures of every policy that two or more runs share, and their differences from the first run."""
+    """Figures of every policy that two or more runs share, and their differences from the first run that has it."""
     import pandas as pd
     from rich.markup import escape
 
@@ -258,7 +258,10 @@ def comparison_table(runs: Sequence[FinishedRun]) -> Table:
     cells = pd.concat([frame(run.cells, run.config.knowledge.text).assign(run=run.name) for run in runs])
     means = cells.groupby(["policy", "run"])[list(SHOWN)].mean()
     scales = {name: scale_for(METRIC[name], means[name]) for name in SHOWN}
-    caption = f"means over {len(runs[0].places)} cells; differences from {runs[0].name}, cell by cell [95%]"
+    having = {policy: mine["run"].unique() for policy, mine in cells.groupby("policy", sort=False)}
+    bases = {names[0] for names in having.values() if len(names) > 1}
+    first = bases.pop() if len(bases) == 1 else "the first run that has the policy"
+    caption = f"means over {len(runs[0].places)} cells; differences from {first}, cell by cell [95%]"
     table = make_policy_table("Policies by run", escape(caption))
     table.add_column("run", overflow="fold")
     for name in SHOWN:
@@ -266,7 +269,7 @@ def comparison_table(runs: Sequence[FinishedRun]) -> Table:
         if name in PAIRED:
             table.add_column("difference\n ", justify="right")
     for policy, mine in cells.groupby("policy", sort=False):
-        base, *others = mine["run"].unique()
+        base, *others = having[policy]
         if not others:
             continue
         by_run = mine.assign(policy=mine["run"])

@@ -5,7 +5,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlpto.experiments.config import load_config, resolved_yaml
+from rlpto.cli.evaluate import comparison_table
+from rlpto.evaluation.metrics import METRIC
+from rlpto.evaluation.runner import Cell, FinishedCell
+from rlpto.experiments.config import Config, load_config, resolved_yaml
+from rlpto.experiments.evaluate import FinishedRun
 from rlpto.experiments.experiment import Experiment
 from rlpto.policies.index_weights import IndexWeights, save_index_weights
 from rlpto.policies.registry import available, own_policies, plugin_files
@@ -287,3 +291,25 @@ def test_the_bound_holds_for_policies_that_choose_batch_sizes(rlpto, tmp_path: P
     assert rlpto("evaluate", "batches.yaml", "--no-report", "-q").code == 0
     found = pd.read_csv(next(Path("runs").rglob("cells.csv"))).set_index("policy")["jct_mean"]
     assert found["lower bound"] <= found["chooses"] < found["fifo"]
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ({"A": "fifo,las", "B": "las", "C": "fifo"}, "differences from A, cell by cell"),
+        (
+            {"A": "fifo", "B": "las", "C": "fifo,las"},
+            "differences from the first run that has the policy, cell by cell",
+        ),
+        ({"A": "fifo", "B": "las", "C": "las"}, "differences from B, cell by cell"),
+    ],
+)
+def test_a_comparison_says_from_which_run_its_differences_are(shared: dict[str, str], said: str) -> None:
+    figures = dict.fromkeys(METRIC, 1.0)
+    runs = [
+        FinishedRun(name, Path(name), Config(), [
+            FinishedCell(Cell(policy, "w0", 0), figures, {}, Path("none")) for policy in policies.split(",")
+        ])
+        for name, policies in shared.items()
+    ]  # fmt: skip
+    assert said in str(comparison_table(runs).caption)
