@@ -121,6 +121,8 @@ def backtest(
     forecasters: by their name in tables; only their settings are used. on_done: called with the name of each finished
     forecaster. Only steps whose counts are in the series are scored. Raises ForecastError.
     """
+    if len(series) < 2:
+        raise ForecastError(f"series of {len(series)} points: expected 2 or more, to forecast the last from the others")
     if not 1 <= start < len(series):
         raise ForecastError(f"start {start}: expected 1 to {len(series) - 1}, points before the first origin")
     origins, before, made = np.arange(start, len(series)), series.head(start), {}

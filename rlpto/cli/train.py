@@ -293,7 +293,7 @@ def tune(
     for tried in sorted(found.values(), key=lambda points: points[0].cost):
         best = tried[0]
         table.add_row(escape(best.spec), *(f"{value:.2f}" for value in best[1:]), str(len(tried)))
-    make_console().print(table)
+    make_console(quiet).print(table)
 
 
 VERBS = {

@@ -112,7 +112,9 @@ METRICS: tuple[CellMetric, ...] = (
         "Price of the rented nodes beyond that of the GPUs asked for while that work is done; not defined where no "
         "nodes are rented.",
     ),
-    CellMetric("cost_per_job", "cost per job", "", "lower", "That price, divided by the number of finished jobs."),
+    CellMetric(
+        "cost_per_job", "cost per job", "", "lower", "The price under cost, divided by the number of finished jobs."
+    ),
     CellMetric(
         "rescales_per_job",
         "rescales",

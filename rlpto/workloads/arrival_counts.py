@@ -97,9 +97,14 @@ def _end(text: str) -> datetime | float:
 
 def _day(option: str, text: str, others: str = "") -> datetime:
     try:
-        return datetime.fromisoformat(text)
+        day = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(f"{option} {text!r}: expected a day such as 2017-12-01{others}") from None
+    try:
+        local_seconds(day)
+    except ForecastError:
+        raise ConfigError(f"{option} {text!r}: expected a day in the years 1678 to 2261") from None
+    return day
 
 
 def _before(end: str | None, path: Path, series: TimeSeries, dated: bool) -> TimeSeries:
@@ -136,7 +141,7 @@ def _of_counts(path: Path, step: float, time: str, value: str) -> TimeSeries:
     lines.refuse_broken()
     table = pd.Series(counts, index=pd.DatetimeIndex(stamps))
     with error_named(str(path)):
-        fine = as_series(table)
+        fine = as_series(table, step if len(table) == 1 else None)
         parts = step / fine.step
         if math.isclose(parts, 1.0):
             return fine

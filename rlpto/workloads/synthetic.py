@@ -46,13 +46,15 @@ def calibrate(
     four digits, which keeps their file readable and the same on every machine. A trace without known
     origin is taken to begin on a Monday at 0:00.
 
-    Raises TraceError if less than a week is left or no job has a duration.
+    Raises TraceError if `start` is before the trace, less than a week is left, or no job has a duration.
     """
     origin = MONDAY if trace.origin is None else trace.origin
     begin = (origin if start is None else start).ceil("D")
     end = (origin + pd.Timedelta(seconds=float(trace.submit_time[-1]))).round("D")
     days = (end - begin).days
-    if days < 7 or begin < origin.floor("D"):
+    if begin < origin.floor("D"):
+        raise TraceError(f"{trace.source}: begins on {origin.date()}, expected --start to be no earlier")
+    if days < 7:
         raise TraceError(f"{trace.source}: {max(days, 0)} whole days from {begin.date()} on, expected at least 7")
     offset = (begin - origin).total_seconds()
     submit = trace.submit_time - offset

@@ -213,3 +213,8 @@ def test_what_cannot_be_swept_is_refused_and_what_it_waits_for_said(rlpto, proje
     assert waited == "rlpto: checking that trials can be compared on validation windows"
     assert refused.startswith("rlpto: error: exp.yaml: no validation windows")
     assert not (project / "runs").exists()
+
+
+def test_a_quiet_tuning_prints_nothing(rlpto, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlpto.experiments.tune.tune", lambda *_: {})
+    assert rlpto("tune", "rented", "-q") == (0, "", "")

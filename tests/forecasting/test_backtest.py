@@ -77,6 +77,8 @@ def test_the_start_chooses_origins() -> None:
     ):
         with pytest.raises(ForecastError, match=message):
             small(**options)
+    with pytest.raises(ForecastError, match="series of 1 points: expected 2 or more"):
+        backtest({"naive": Naive()}, TimeSeries(np.ones(1), 3600.0), 1, 0)
 
 
 def test_tables_hold_what_was_measured(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from rlpto.forecasting.series import MONDAY, local_seconds
+from rlpto.io.errors import ConfigError
 from rlpto.workloads.arrival_counts import arrivals_per_interval, read_series
 from rlpto.workloads.trace import Trace, make_trace
 
@@ -33,3 +34,11 @@ def test_counts_are_read_by_the_clock_or_in_utc_where_that_is_changed(tmp_path: 
     # In Berlin the clock is an hour ahead, and changes within these days.
     assert found.start == local_seconds("2020-03-26 23:00" if zone == "Europe/Berlin" else "2020-03-27")
     assert found.values.tolist() == list(range(96))
+
+
+def test_one_row_of_counts_is_as_long_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("time,n\n2020-04-01,3\n")
+    found = read_series(tmp_path / "n.csv", "1h", value="n")
+    assert (found.values.tolist(), found.step) == ([3.0], 3600.0)
+    with pytest.raises(ConfigError, match=r"--end '0001-01-01': expected a day in the years 1678 to 2261"):
+        read_series(tmp_path / "n.csv", "1h", "0001-01-01", value="n")

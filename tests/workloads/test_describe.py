@@ -36,6 +36,7 @@ def test_traces_with_little_in_them() -> None:
     lone = make_trace({"name": ["a"], "submit_time": [5.0]}, source="lone")
     found = figures(lone, capacity=4)
     assert (found["jobs"], found["span"], found["unknown durations"]) == ("1", "0 s", "1")
+    assert found["jobs per hour"] == found["GPU-hours per day"] == "unknown"
     assert found.keys().isdisjoint(("hour of week", "load on 4 GPUs"))
     console = Console(width=100, record=True)
     console.print(tables(lone))

@@ -146,6 +146,7 @@ BROKEN = [
     ("helios", "2020-06-09 18:41:27,2020", "yesterday,2020", 3, "submit_time 'yesterday', expected a date"),
     ("pai", "7592,2,160,", "7592,2,,", 3, "submit_time '', expected a number"),
     ("pai_tasks", "1739200.0", "1739100.0", 1, "end_time '1739100.0', expected start_time"),
+    ("philly_csv", "07:01:55,66.0", "07:01:55,1e11", 2, "duration '1e11', expected a number, 0 to 10,000,000,000"),
     ("microsoft", "5813,292893", "5813,long", 3, "duration 'long', expected a number, 0 or more"),
     ("openb", "10020052,10019990", "10019980,10019990", 6, "deletion_time '10019980', expected scheduled_time '100199"),
     ("acme", "2023-05-17 11:01:16+00:00,2023", "2023-05-17 10:01:16+00:00,2023", 2, "end_time '2023-05-17 10:01:16"),

@@ -77,6 +77,8 @@ def test_calibrating_a_generated_trace_gives_the_calibration_back() -> None:
 def test_calibrate_needs_a_week_and_durations() -> None:
     with pytest.raises(TraceError, match=r"3 whole days from 2018-01-01 on, expected at least 7"):
         calibrate(generate(plain_calibration(), 3, 0))
+    with pytest.raises(TraceError, match=r"begins on 2018-01-01, expected --start to be no earlier"):
+        calibrate(generate(plain_calibration(), 10, 0), start=pd.Timestamp("2017-12-01"))
     unknown = make_trace({"name": ["a", "b"], "submit_time": [0.0, 8 * DAY]}, source="test")
     with pytest.raises(TraceError, match="no job with a known duration"):
         calibrate(unknown)

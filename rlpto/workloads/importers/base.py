@@ -197,7 +197,7 @@ def numbers(
     lines: Lines, name: str, texts: Sequence[str], low: float = 0.0, blank: float | None = None, whole: bool = False,
     clock: bool = False,
 ) -> FloatArray:  # fmt: skip
-    """Parse a column of numbers [N]; rows that hold no number, or a number below `low`, are rejected.
+    """Parse a column of numbers [N]; rows that hold no number, or one below `low` or too large, are rejected.
 
     blank: value of an empty field. Default: an empty field is broken. whole: allow only integers. clock: a number of
     seconds may also be given as [D-]HH:MM:SS.
@@ -217,7 +217,12 @@ def numbers(
         values, good = np.where(empty, blank, values), good | empty
     kind = "an integer" if whole else "a number"
     more = f"{low:g} or more{', or [D-]HH:MM:SS' if clock else ''}"
-    lines.reject(~good, lambda row: f"{name} {_shown(texts[row])}, expected {kind}, {more}")
+
+    def reason(row: int) -> str:
+        expected = f"{low:g} to {_LARGEST_NUMBER:,.0f}" if values[row] > _LARGEST_NUMBER else more
+        return f"{name} {_shown(texts[row])}, expected {kind}, {expected}"
+
+    lines.reject(~good, reason)
     return np.where(good, values, 0.0)
 
 
