@@ -240,7 +240,7 @@ refresh = JobEstimates.refresh
 
 def rewrite_all(fits: JobEstimates) -> None:
     """Refresh the tables of all jobs whose estimates rest on those of others."""
-    fits._stale |= fits._like & fits._seeing_nothing
+    fits._stale |= fits._type_observed & fits._seeing_nothing
     refresh(fits)
 
 
