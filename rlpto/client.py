@@ -46,7 +46,7 @@ class Client:
     """A connection to a job service as one of its users. Every method raises ServiceError.
 
     address: address of the service. Default: $RLPTO_SERVICE, else the service last started on this machine. token:
-    secret of the user. Default: $RLPTO_TOKEN, else the admin's token if the service was started on this machine.
+    secret of the user. Default: $RLPTO_TOKEN, else the admin's token if the service runs on this machine.
     retry_for_s: how long requests are repeated if the service does not answer or is overloaded [s]. Idempotent requests
     are retried. Requests that create users or tokens, switch policies or drain nodes are not. certificate: certificate
     of the service, if the system does not trust it. others: addresses of other services on this machine, if no address

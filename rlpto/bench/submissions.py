@@ -157,10 +157,15 @@ class _Submission:
                     f"{folder / CARD}: a submission of {', '.join(card.policies)}; expected another folder"
                 )
             changed += [f"plug-in {singles[0].name}"] * (card.code != code) + ["RLPTO"] * (card.rlpto != __version__)
-        changed += [str(file) for spec in specs for file in _copy_files(spec, folder)]
+        files_of = _files_of(specs, folder)
+        differs = (file for target, file in files_of.items() if target.exists() and digest(target) != digest(file))
+        changed += map(str, differs)
         if changed and (folder / RESULTS).exists():
             say(f"{changed[0]} has changed: results of the version before are dropped")
             (folder / RESULTS).unlink()
+        for target, file in files_of.items():
+            with whole_file(target, "a policy's file", ConfigError) as unfinished:
+                shutil.copyfile(file, unfinished)
         self.card = card.model_copy(update={"policies": kept, "rlpto": __version__, "code": code})
         self.specs = {runnable(spec, folder): spec for spec in kept}
         for spec in self.specs:
@@ -305,21 +310,20 @@ def _as_in_card(spec: str) -> str:
     return str(parse_spec(spec).with_paths(named))
 
 
-def _copy_files(spec: str, folder: Path) -> list[Path]:
-    """Copy the files of a policy into the card's folder. Returns code that has changed, and replaces its copy."""
-    replaced = list[Path]()
-    for path in (path.expanduser() for path in parse_spec(spec).paths if path.expanduser().is_file()):
-        code = path.suffix == CODE_ENDING
-        for file in local_modules(path) if code else [path]:
-            target = folder / file.relative_to(path.parent)
-            changed = target.exists() and digest(target) != digest(file)
-            if changed and not code:
-                raise ConfigError(f"policy {spec}: {target} is another file than {path}: give it another name")
-            if changed or not target.exists():
-                with whole_file(target, "a policy's file", ConfigError) as unfinished:
-                    shutil.copyfile(file, unfinished)
-            replaced += [file] * changed
-    return replaced
+def _files_of(specs: Sequence[str], folder: Path) -> dict[Path, Path]:
+    """The files of policies by their places in the card's folder. Raises ConfigError if another file is there that is
+    no code."""
+    found = dict[Path, Path]()
+    for spec in specs:
+        for path in (path.expanduser() for path in parse_spec(spec).paths if path.expanduser().is_file()):
+            code = path.suffix == CODE_ENDING
+            for file in local_modules(path) if code else [path]:
+                target = folder / file.relative_to(path.parent)
+                there = found.get(target, file if code or not target.exists() else target)
+                if digest(there) != digest(file):
+                    raise ConfigError(f"policy {spec}: {target} is another file than {path}: give it another name")
+                found[target] = file
+    return found
 
 
 def _sealed(config: Config, cell: Cell) -> RunRecord:

@@ -111,10 +111,11 @@ def make_table(*columns: str, title: str | None = None, caption: str | None = No
 
 def make_progress(quiet: bool = False) -> Progress:
     """A progress bar on stderr, which keeps redirected results clean."""
-    from rich.progress import MofNCompleteColumn, Progress
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
     return Progress(
-        *Progress.get_default_columns(),
+        TextColumn("{task.description}", style="progress.description", markup=False),
+        *Progress.get_default_columns()[1:],
         MofNCompleteColumn(),
         console=_console(stderr=True, quiet=quiet),
         transient=True,

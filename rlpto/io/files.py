@@ -33,6 +33,9 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
         raise error(f"{path}: cannot write {what} there: expected the name of a file")
     with refusals_as(error, f"{path}: cannot write {what} there"):
         target = path
+        parent = os.path.realpath(path.parent)
+        if parent == "/dev" or parent.startswith("/proc/"):  # such as /dev/stdout, a link to where output goes
+            raise error(f"{path}: cannot write {what} there: expected a file, got a device, pipe or socket")
         if path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):  # others could lead us to any file of ours
             target = Path(os.path.realpath(path))
         if target.exists() and not (target.is_file() or target.is_dir()):

@@ -49,7 +49,7 @@ BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 
 def own_policies() -> dict[str, PolicyClass]:
     """Return RLPTO's own policies by name. Tests, pages and studies look at no others."""
-    return BUILT_IN | {name: _load(point) for name, point in sorted(_plugins().items()) if _is_own(point)}
+    return BUILT_IN | {name: _load(point) for name, point in sorted(_plugins().items()) if is_own(point)}
 
 
 def available(broken: Callable[[str], None] | None = None) -> dict[str, PolicyClass]:
@@ -147,7 +147,7 @@ def options_for(kind: Any, spec: PolicySpec, what: str) -> Any:
 def plugin_files(name: str) -> list[Path]:
     """Return the Python files of the package that a plug-in comes from; none for RLPTO's own policies."""
     point = _plugins().get(name)
-    return [] if point is None or _is_own(point) else package_files(point)
+    return [] if point is None or is_own(point) else package_files(point)
 
 
 def package_files(point: metadata.EntryPoint) -> list[Path]:
@@ -191,11 +191,12 @@ def _find(name: str) -> PolicyClass:
 
 def _plugins() -> dict[str, metadata.EntryPoint]:
     """Return the entry points of the group. A plug-in cannot take over the name of one of RLPTO's own policies."""
-    points = sorted(metadata.entry_points(group=ENTRY_POINTS), key=_is_own)
+    points = sorted(metadata.entry_points(group=ENTRY_POINTS), key=is_own)
     return {point.name: point for point in points if point.name not in BUILT_IN}
 
 
-def _is_own(point: metadata.EntryPoint) -> bool:
+def is_own(point: metadata.EntryPoint) -> bool:
+    """Whether an entry point is RLPTO's own."""
     return point.value.startswith("rlpto.")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rlpto.io.errors import ConfigError, nearest
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
-from rlpto.policies.registry import options_for, package_files
+from rlpto.policies.registry import is_own, options_for, package_files
 from rlpto.policies.spec import PolicySpec
 from rlpto.provisioning.average import Average
 from rlpto.provisioning.base import Provisioner
@@ -42,7 +42,7 @@ def names() -> list[str]:
 def plugin_files(name: str) -> list[Path]:
     """Return the Python files of the package that a provisioner comes from; none for RLPTO's own."""
     points = () if name in BUILT_IN else metadata.entry_points(group=ENTRY_POINTS)
-    return [file for point in points if point.name == name for file in package_files(point)]
+    return [file for point in points if point.name == name and not is_own(point) for file in package_files(point)]
 
 
 def _plugin(name: str) -> Any:

@@ -46,6 +46,7 @@ class CheckpointStorage:
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._wrong = ""  # error since the last successful upload
+        self._given_up = False  # no copy is of use
 
     def offer(self) -> None:
         """Upload the newest checkpoint in the background, because a newer one is in the folder. It replaces older
@@ -82,6 +83,8 @@ class CheckpointStorage:
                 return True
         except OSError as wrong:
             self._say(f"{self._uri}: cannot be read: {_reason(wrong)}")
+        else:
+            self._given_up = True
         return False
 
     def clear(self) -> None:
@@ -115,7 +118,7 @@ class CheckpointStorage:
                 return
 
     def _upload(self) -> None:
-        """Upload the newest checkpoint if it is missing, then drop old ones, and those of a training that was given up.
+        """Upload the newest checkpoint if it is missing, then drop old ones, and later ones if none of them is of use.
         Raises OSError."""
         system, place = self._opened()
         known = self._names(system, place)
@@ -130,7 +133,8 @@ class CheckpointStorage:
                 with system.open_output_stream(f"{place}/{name}") as stream:
                     stream.write(file.read())
         names = self._names(system, place)
-        kept = [one for one in names if name_of(one)[0] <= found[0].step][:KEPT_CHECKPOINTS]
+        later = [] if self._given_up else [one for one in names if name_of(one)[0] > found[0].step]
+        kept = [*later, *[one for one in names if name_of(one)[0] <= found[0].step][:KEPT_CHECKPOINTS]]
         for other in names:
             if other not in kept:
                 system.delete_file(f"{place}/{other}")

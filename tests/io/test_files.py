@@ -74,6 +74,14 @@ def test_a_pipe_is_not_replaced(tmp_path: Path, name: str) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}
 
 
+def test_where_output_goes_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    """A link of root leads from /dev/stdout to it, such as to a log."""
+    log = tmp_path / "log"
+    with log.open("w") as file, pytest.raises(CheckpointError, match="expected a file, got a device, pipe or socket"):
+        write_text(Path(f"/dev/fd/{file.fileno()}"), "whole", "a file")
+    assert log.read_text() == ""
+
+
 @pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "no/such/file"])
 def test_what_can_be_no_path_is_not_there(name: str) -> None:
     assert not is_there(Path(name))

@@ -14,7 +14,7 @@ from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.base import checked_gpus
 from rlpto.provisioning.demand import Demand, arriving
-from rlpto.provisioning.registry import make_provisioner, spec_of
+from rlpto.provisioning.registry import make_provisioner, plugin_files, spec_of
 
 MONDAY_10 = 4 * 86_400.0 + 10 * 3600.0
 """A Monday, 10:00."""
@@ -172,3 +172,8 @@ def test_a_job_larger_than_the_first_group_gets_nodes_of_the_next_of_its_type():
     record = experiment.run_cell(experiment.cells()[0])
     assert np.isfinite(record.jobs.finish_time).all()
     assert record.rented.ready.max() == 12
+
+
+@pytest.mark.parametrize("name", ["average", "agent", "pretrained", "none"])
+def test_provisioners_of_rlpto_are_no_plug_ins(name: str):
+    assert plugin_files(name) == []

@@ -139,6 +139,18 @@ def test_a_copy_that_is_damaged_is_passed_over(server: Server, tmp_path: Path) -
     assert server.steps() == [5], "its new copies stay, and those of the training that was given up go"
 
 
+def test_a_newer_copy_stays_if_the_checkpoint_on_disk_is_damaged(server: Server, tmp_path: Path) -> None:
+    job = folder_of(server, tmp_path / "job")
+    for step in (10, 20):
+        job.write(step, b"state %d" % step)
+        job.close()
+        job = folder_of(server, tmp_path / "job")
+    max((tmp_path / "job").glob("*.ckpt")).write_bytes(b"damaged")
+    job.write(15, b"state 15")
+    job.close()
+    assert server.steps() == [20, 15, 10]
+
+
 ALL = ("GET", "HEAD", "PUT", "POST", "DELETE")
 FAULTS = {
     "wrong credentials": (403, "InvalidAccessKeyId", ALL, "INVALID_ACCESS_KEY_ID"),

@@ -53,6 +53,7 @@ class ControlLoop:
         )
         self._retry = RetryPolicy(spec)
         self._grows_since: float | None = None
+        self._over = False  # trained to its end, which may not be on disk yet
         self._rolled_back = 0
         self._notes = ProgressNotes()
         try:
@@ -272,6 +273,9 @@ class ControlLoop:
 
     async def _train(self) -> None:
         """Train until the group has to change, or the job has finished."""
+        if self._over:
+            await self._finish()
+            return
         flight: deque[list[Any]] = deque()
         while True:
             ahead = self._statistics.chunks_ahead(self._spec.asynchronous)
@@ -315,6 +319,7 @@ class ControlLoop:
     async def _finish(self) -> None:
         """End the job once its final weights are on disk. If they are refused, only its workers have them: they wait,
         unless they are to leave or the controller stops."""
+        self._over = True
         await self._group.take_state()
         while self._group.refused:
             self._wake.clear()
@@ -337,7 +342,7 @@ class ControlLoop:
 
     async def _recover(self, fault: FaultError) -> None:
         """Keep healthy workers, release the others, and continue from the newest remaining state."""
-        self._grows_since = None  # missing workers no longer count as growth
+        self._grows_since, self._over = None, False  # missing workers no longer count as growth
         for failure in fault.failures[:1]:
             for at, line in failure.output:
                 self._job_folder.say(line, at)

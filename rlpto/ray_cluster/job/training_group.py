@@ -197,12 +197,7 @@ class TrainingGroup:
         had_servers = bool(self._servers.handles)
         await self._servers.end_group()
         died = bool(fault.missed) or (had_servers and not self._servers.handles)
-        # Its training thread, which recovers, may first have to end a step.
-        limits = [WORKER_CALL_TIMEOUT_S if isinstance(said, BaseException) else self._limit() for said in aborted]
-        calls = [
-            result_of(worker.handle.recover.remote(), limit) for worker, limit in zip(doubtful, limits, strict=True)
-        ]
-        answers = await settle(calls)
+        answers = await settle(map(self._recovered, doubtful, aborted))
         well = {worker: said for worker, said in zip(doubtful, answers, strict=True) if isinstance(said, Position)}
         raised = not fault.missed and not any(isinstance(said, BaseException) for said in answers)
         if self._servers.handles and self._job_folder.checkpoint is None:
@@ -219,3 +214,13 @@ class TrainingGroup:
                 # A newcomer that a fault kept from getting the group's state is still at step 0.
                 worker.current = well[worker].step == furthest and (worker.current or furthest > 0)
         return died, raised, max((position.step for position in well.values()), default=0)
+
+    async def _recovered(self, worker: Worker, aborted: object) -> Position:
+        """Position of a worker after a fault. Its training thread, which recovers, may first have to end a step, unless
+        its other thread did not answer either. aborted: what that thread answered."""
+        call = worker.handle.recover.remote()
+        if isinstance(aborted, BaseException):
+            found: Position = await result_of(call, WORKER_CALL_TIMEOUT_S)
+            return found
+        (found,) = await collect([worker], [call], self._spec.faults.heartbeat_timeout, self._limit())
+        return found

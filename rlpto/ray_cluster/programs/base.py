@@ -41,7 +41,8 @@ class TrainingProgram(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A new model. Its weights depend on the seed, which is set before the call."""
+        """A new model, whose modules keep their modes (`train`, `eval`). Its weights depend on the seed, which is set
+        before the call."""
 
     @abstractmethod
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:

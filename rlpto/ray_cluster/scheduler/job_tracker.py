@@ -410,6 +410,7 @@ class JobTracker:
             self.database.note_report(report, **kept)
         else:  # what it has reported before stays
             self.database.set_job(report.job, **kept)
+            report = replace(report, progress=float(self.store.progress[number]))
         self._on_report(self, report, not bool(self.columns.active[number]))
 
     # changes of the workload

@@ -245,7 +245,8 @@ class LocalRental:
             if node in there:
                 rental.seen = True
                 rental.node = node if now >= rental.ready_at else rental.node
-            elif rental.seen and node not in self._backend.silent:  # lost, or drained by others
+            elif node not in self._backend.silent and (rental.seen or now > rental.ready_at + DRAIN_S):
+                # It is lost, or others drain it.
                 rental.leaves_by = now + DRAIN_S * (node in self._backend.announced)
                 self._leave(rental)
         self._end_left()
