@@ -122,7 +122,7 @@ class Connection(ExitStack):
             said = " ".join(str(error).split())
             if "ersion mismatch" in said:
                 raise ClusterError(f"the Ray cluster at {address} is of another version: {said}") from error
-            raise ClusterError(f"no Ray cluster at {address}: {said}") from error
+            raise ClusterError(f"no Ray cluster at {address}: {reason_of(error)}") from error
 
     @property
     def protected(self) -> bool:
