@@ -14,7 +14,6 @@ import numpy as np
 from rlpto.bench.suite import FIFO_FILE, cases
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import completion_times, lower_bound, measure
-from rlpto.evaluation.timeline import run_span
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
@@ -52,7 +51,9 @@ class Row:
 def row_of(case: str, digest: str, policy: str, record: RunRecord) -> Row:
     """The row of a run whose duration was measured as CPU time."""
     metrics = measure(record)
-    end, jct = run_span(record)[1], completion_times(record.jobs)
+    jct, events = completion_times(record.jobs), (record.decisions.time, record.changes.time)
+    # Version 1 ends a run at its last event, which a time limit may follow.
+    end = max(float(times.max(initial=0.0)) for times in events)
     jct = np.where(np.isfinite(jct), jct, end - record.jobs.submit_time)
     figures = (
         float(jct.mean()),

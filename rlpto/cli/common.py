@@ -73,7 +73,8 @@ def make_console(quiet: bool = False) -> Console:
 def _console(**given: Any) -> Console:
     """A console that prints control characters in texts as escapes; only its own styles reach the terminal.
 
-    Texts are no markup unless `print` is told so, because paths and names of users may hold brackets. Tables are.
+    Texts are printed without markup unless a call asks for it, because paths and names of users may hold brackets.
+    Cells of tables are markup.
     """
     from rich.console import Console
     from rich.text import Text

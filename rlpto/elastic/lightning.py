@@ -58,7 +58,7 @@ def fit(
     """Train a module by its `configure_optimizers` and `training_step`.
 
     data: samples by index; other parameters are explained at `elastic.session`. `configure_optimizers` returns one
-    optimizer and at most a per-step scheduler, which `scheduler` replaces. The number of a batch is that of the job's
+    optimizer and at most a per-step scheduler, which `scheduler` replaces. A batch has the number of the job's
     step. Lightning's loggers, callbacks and `validation_step` are not used. Raises JobError for manual optimization and
     other optimizers.
     """

@@ -13,7 +13,7 @@ from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.records import JobRecords, NodeRecords, RunRecord
 from rlpto.core.renting import TICK_S
 from rlpto.core.rewards import HOUR, REWARD_PARTS, TERMS, RewardWeights
-from rlpto.evaluation.timeline import step_integral, utilisation, whole_span
+from rlpto.evaluation.timeline import run_span, step_integral, utilisation
 from rlpto.io.arrays import FloatArray, IntArray
 
 Better = Literal["lower", "higher", "none"]
@@ -237,7 +237,7 @@ def measure(record: RunRecord) -> dict[str, float]:
     jobs, latency = record.jobs, record.decisions.latency
     jct, waited, rho = completion_times(jobs), queueing_delays(jobs), finish_time_fairness(record)
     unfinished = int(np.isnan(jct).sum())
-    start, end = whole_span(record)
+    start, end = run_span(record)
     stopping = np.isfinite(jobs.finish_time) & ~np.isnan(jobs.full_accuracy)
     parts, lost = record.decisions.reward.sum(axis=0), jobs.lost_gpu_seconds
     cost, finished = float(record.decisions.cost.sum()) or float("nan"), len(jct) - unfinished

@@ -42,7 +42,7 @@ from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times, scal
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Interval
 from rlpto.evaluation.tables import Results, Summary
-from rlpto.evaluation.timeline import whole_span
+from rlpto.evaluation.timeline import run_span
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.files import whole_file
 from rlpto.performance.profiles import Profile
@@ -226,7 +226,7 @@ def side_by_side(records: Mapping[str, RunRecord], bins: int = 600) -> Figure:
     """
     figure = empty_figure(2 * WIDTH, 4.4)
     panels = figure.subplots(2, len(records), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 1])
-    ends = [whole_span(record) for record in records.values()]
+    ends = [run_span(record) for record in records.values()]
     start, end = ends[0][0], max(end for _, end in ends)
     if not end > start:
         return figure
@@ -279,7 +279,7 @@ def gantt(record: RunRecord, seconds: float | None = None) -> Figure:
     """Plot a row for each job in order of submission: a line from submit to finish, and bars while it holds GPUs,
     coloured by their number. seconds: time shown from the first submit on. Default: the whole run."""
     figure, axes = new_figure()
-    start, end = whole_span(record)
+    start, end = run_span(record)
     shown = seconds or end - start
     unit, name = (HOUR, "hours") if shown >= HOUR else (60.0, "minutes")
     jobs, order = record.jobs, np.argsort(record.changes.job, kind="stable")

@@ -222,7 +222,7 @@ class _StoredCell(BaseModel):
 
     fingerprint: str
     cell: Cell
-    record: str = ""  # what was written before records had an end has none
+    record: str = ""  # format of the record; empty in cells of the first format
     metrics: dict[str, _Figure]
     bound: dict[str, _Figure]
 

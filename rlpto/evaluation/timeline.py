@@ -27,26 +27,13 @@ def step_value(time: FloatArray, value: FloatArray, at: FloatArray) -> FloatArra
 
 
 def run_span(record: RunRecord) -> tuple[float, float]:
-    """Return the first submit and the end of the run [s]; NaN, NaN without jobs.
-
-    The end is the last finish or, if jobs are left unfinished, the last recorded event.
-    """
+    """Return the first submit and the last finish or, if jobs are left unfinished, the end of the run [s]; NaN, NaN
+    without jobs."""
     jobs = record.jobs
     if len(jobs.submit_time) == 0:
         return float("nan"), float("nan")
-    start = float(jobs.submit_time.min())
-    if np.isfinite(jobs.finish_time).all():
-        return start, float(jobs.finish_time.max())
-    finished = jobs.finish_time[np.isfinite(jobs.finish_time)]
-    return start, float(np.concatenate(([start], finished, record.decisions.time, record.changes.time)).max())
-
-
-def whole_span(record: RunRecord) -> tuple[float, float]:
-    """Return the first submit and the last finish or, if jobs are left unfinished, the end of the run [s]; NaN, NaN
-    without jobs. Unlike `run_span`, it includes the time without an event before a time limit.
-    """
-    start, end = run_span(record)
-    return start, end if np.isfinite(record.jobs.finish_time).all() else max(end, record.end)
+    last = float(jobs.finish_time.max())  # NaN if a job is unfinished
+    return float(jobs.submit_time.min()), record.end if np.isnan(last) else last
 
 
 def held_gpus(record: RunRecord) -> tuple[FloatArray, FloatArray]:

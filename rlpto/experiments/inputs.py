@@ -133,7 +133,7 @@ def run_far(run: Callable[[Config, Cell], RunRecord], stored: Stored[Inputs], ce
 
 
 def _specs(config: Config) -> list[str]:
-    """Specs of all policies and provisioners of a configuration, that of `provision` last."""
+    """Specs of all policies and provisioners of a configuration; `provision` comes last."""
     return [*config.policies, f"fifo@{config.provision}"]
 
 

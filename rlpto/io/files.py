@@ -32,13 +32,11 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
     if not path.name:
         raise error(f"{path}: cannot write {what} there: expected the name of a file")
     with refusals_as(error, f"{path}: cannot write {what} there"):
-        target = path
-        parent = os.path.realpath(path.parent)
-        if parent == "/dev" or parent.startswith("/proc/"):  # such as /dev/stdout, a link to where output goes
-            raise error(f"{path}: cannot write {what} there: expected a file, got a device, pipe or socket")
+        target, parent = path, os.path.realpath(path.parent)
         if path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):  # others could lead us to any file of ours
             target = Path(os.path.realpath(path))
-        if target.exists() and not (target.is_file() or target.is_dir()):
+        special = parent == "/dev" or parent.startswith("/proc/")  # /dev/stdout may be a link to a log
+        if special or (target.exists() and not (target.is_file() or target.is_dir())):
             raise error(f"{path}: cannot write {what} there: expected a file, got a device, pipe or socket")
         unfinished = target.with_name(f".{target.name}.{_HOST}-{os.getpid()}.part")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ class ScheduledOptions(Settings):
     begin: Annotated[float, Field(ge=0, le=24)] = 8.0
     """Hour at which the day begins, local time."""
     end: Annotated[float, Field(ge=0, le=24)] = 20.0
-    """Hour at which the day ends, local time; before `begin`, it is of the next morning."""
+    """Hour at which the day ends, local time; on the next morning if it is before `begin`."""
 
 
 class Scheduled(BaseProvisioner[ScheduledOptions]):
@@ -38,10 +38,8 @@ class Scheduled(BaseProvisioner[ScheduledOptions]):
 
     def __call__(self, state: NodesState) -> FloatArray:
         """Return the GPUs [R] wanted in all by each of R clusters, at this hour of the week."""
-        options, hour = self.options, state.clock % DAY / HOUR
-        late = options.end < options.begin  # then a working day ends on the next morning
-        hour = np.where(late & (hour < options.end), hour + 24.0, hour)
-        end = options.end + 24.0 * late
-        weekday = ((state.clock - (hour >= 24.0) * DAY) // DAY + 3) % 7  # 1970-01-01 was a Thursday; Monday is 0
-        works = (weekday < 5) & (hour >= options.begin) & (hour < end)
+        options, since = self.options, state.clock - self.options.begin * HOUR
+        weekday = (since // DAY + 3) % 7  # when the working day began; 1970-01-01 was a Thursday, Monday is 0
+        hours = options.end - options.begin + 24.0 * (options.end < options.begin)
+        works = (weekday < 5) & (since % DAY < hours * HOUR)
         return state.demand + np.where(works, options.day, options.night)

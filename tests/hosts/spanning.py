@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import dropwhile, pairwise
@@ -253,11 +253,21 @@ FAULTS = {
 """Faults of host 2, or of the head."""
 
 
+def changes_of_step(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples whose step differs from the one before."""
+    return [one for before, one in pairwise(samples) if one.step != before.step]
+
+
+def steps_lost(samples: Sequence[Sample]) -> int:
+    """Steps that were trained again."""
+    return sum(max(before.step - after.step, 0) for before, after in pairwise(samples))
+
+
 @dataclass(frozen=True)
 class Continued:
     """How a job went on after its head was lost, and the same command was called again. Times in seconds.
 
-    gone: from the loss until Ray had ended on the other hosts by itself. ended: from the loss until the command had
+    gone: from the loss until Ray had ended on the other hosts. ended: from the loss until the command had
     ended. code: its exit status. trains: from the second call until the first new step. lost: steps that were trained
     again. distance: of the weights from those of one undisturbed process (relative). said: lines of the first command.
     """
@@ -292,13 +302,13 @@ def lose_head(job: Evaluation, power: bool) -> Continued:
     called = time.monotonic()
     job.start()
     assert job.spans(), job.said()
-    pairs = [*pairwise(job.samples[first - 1 :])]
+    samples = job.samples[first - 1 :]
     return Continued(
         gone=gone - lost,
         ended=ended - lost,
         code=code,
-        trains=next(after.time for before, after in pairs if after.step != before.step) - called,
-        lost=sum(max(before.step - after.step, 0) for before, after in pairs),
+        trains=changes_of_step(samples)[0].time - called,
+        lost=steps_lost(samples),
         distance=job.distance()[1],
         said=said,
     )
@@ -358,7 +368,7 @@ def suffer(job: Evaluation, fault: Fault) -> Outcome:
     whole = time.monotonic()
     job.watch(2 * PAUSE_S)  # until its newest checkpoint is from after the fault
     samples = job.samples[first - 1 :]
-    steps = [one for before, one in pairwise(samples) if one.step != before.step]
+    steps = changes_of_step(samples)
     pauses = [(a.time, b.time) for a, b in pairwise(steps) if b.time - a.time > PAUSE_S]
     again = pauses[-1][1] if pauses else began
     late = [*dropwhile(lambda one: silent in one.hosts, during)] if fault.silent else []
@@ -370,7 +380,7 @@ def suffer(job: Evaluation, fault: Fault) -> Outcome:
         healed=max(again - ended, 0.0) if pauses else 0.0,
         whole=whole - ended,
         restarted=restarted,
-        lost=sum(max(a.step - b.step, 0) for a, b in pairwise(samples)),
+        lost=steps_lost(samples),
         recoveries=samples[-1].recoveries - samples[0].recoveries,
         planned=sum(silent in {nodes[node] for node in plan} for plan in plans) if fault.silent else 0,
         left=late[0].time - began if late else math.nan,

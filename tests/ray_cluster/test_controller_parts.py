@@ -192,6 +192,27 @@ def test_a_job_ends_once_its_final_weights_are_kept_unless_it_is_stopped(
     assert (None if found is None else found[1]) == (None if stops else b"final")
 
 
+def test_a_job_that_is_over_trains_no_further_step_in_another_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk was full when it ended, and meanwhile its workers changed."""
+
+    async def scenario() -> JobReport:
+        loop = ControlLoop(make_spec(tmp_path), "node", resume=False, restarted=False)
+        for phase in (Phase.FORMING, Phase.TRAINING):
+            loop._lifecycle.enter(phase)
+        loop.command(1, Plan(("node",)))
+        loop._over = True
+        loop._roster.training = [answering(state=lambda: (70, b"final", True))]  # which cannot run
+        await loop._train()
+        return loop.report()
+
+    async def gone(_: Worker) -> None: ...
+
+    monkeypatch.setattr(worker_actors, "release", gone)
+    assert asyncio.run(scenario()).state == "finished"
+
+
 def test_survivors_have_the_time_to_end_a_long_step_unless_they_do_not_answer_at_all(
     group: TrainingGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from rlpto.experiments.on_ray import real_cluster, run_session
 from rlpto.experiments.session_loop import session_rules
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.renting import LocalRental
+from rlpto.ray_cluster.scheduler.renting import DRAIN_S, LocalRental
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.slow import few
@@ -42,10 +42,11 @@ policies: [fifo]
 
 
 class FakeMachines(Executor):
-    """Nodes in memory, up once they are asked for; `broken`: they do not start. times: node, begin and end [s]."""
+    """Nodes in memory, up once they are asked for; `broken`: they do not start. stillborn: nodes that Ray never sees.
+    times: node, begin and end [s]."""
 
     def __init__(self, backend: FakeBackend) -> None:
-        self.backend, self.broken = backend, False
+        self.backend, self.broken, self.stillborn = backend, False, set[str]()
         self.times: list[tuple[str, float, float]] = []
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
@@ -60,7 +61,8 @@ class FakeMachines(Executor):
         if self.broken:
             raise ClusterError("the local Ray cluster does not start: no more sockets")
         name = f"rented{len(self.times) + 1}"
-        self.backend.gpus[name] = node.gpus
+        if name not in self.stillborn:
+            self.backend.gpus[name] = node.gpus
         self.times.append((name, self.backend.world.wall, np.inf))
         return FakeNode(name, self)
 
@@ -176,14 +178,19 @@ def test_a_node_whose_end_cannot_be_announced_stays_rented_and_is_returned_later
     assert capsys.readouterr().err.count("node rented1 stays rented, since its end cannot be announced: the head") == 1
 
 
-def test_a_node_that_is_lost_is_paid_no_longer_and_asked_for_again(tmp_path: Path) -> None:
-    session = Session(tmp_path, "[{model: small, submit: 0, epochs: 40, gpus: 2, max_gpus: 2}]")
+def losing(session: Session, time: float) -> Callable[[RayCluster], None]:
+    """Lose the first rented node after `time` s."""
 
     def lose(cluster: RayCluster) -> None:
-        if cluster.time > 100 and "rented1" in session.backend.gpus:
+        if cluster.time > time and "rented1" in session.backend.gpus:
             session.backend.kill_node("rented1")
 
-    record = session.run("fifo@reactive", lose)
+    return lose
+
+
+def test_a_node_that_is_lost_is_paid_no_longer_and_asked_for_again(tmp_path: Path) -> None:
+    session = Session(tmp_path, "[{model: small, submit: 0, epochs: 40, gpus: 2, max_gpus: 2}]")
+    record = session.run("fifo@reactive", losing(session, 100.0))
     assert np.isfinite(record.jobs.finish_time).all()
     (first, _, lost), (second, asked, _) = session.machines.times
     assert (first, second) == ("rented1", "rented2")
@@ -193,16 +200,21 @@ def test_a_node_that_is_lost_is_paid_no_longer_and_asked_for_again(tmp_path: Pat
 
 def test_a_node_that_dies_while_it_boots_is_asked_for_again(tmp_path: Path) -> None:
     session = Session(tmp_path, "[{model: small, submit: 0, epochs: 10, gpus: 2, max_gpus: 2}]")
-
-    def lose(cluster: RayCluster) -> None:
-        if cluster.time > 5 and "rented1" in session.backend.gpus:
-            session.backend.kill_node("rented1")
-
-    record = session.run("fifo@reactive", lose)
+    record = session.run("fifo@reactive", losing(session, 5.0))
     assert np.isfinite(record.jobs.finish_time).all()
     (_, begin, lost), (_, asked, _) = session.machines.times
     assert lost - begin < 10, "it would have been usable after 30 s, and is paid no longer"
     assert asked - begin == pytest.approx(60.0, abs=0.2), "at the next minute"
+
+
+def test_a_node_that_is_never_seen_is_asked_for_again(tmp_path: Path) -> None:
+    session = Session(tmp_path, "[{model: small, submit: 0, epochs: 10, gpus: 2, max_gpus: 2}]")
+    session.machines.stillborn = {"rented1"}
+    record = session.run("fifo@reactive")
+    assert np.isfinite(record.jobs.finish_time).all()
+    (_, begin, lost), (_, asked, _) = session.machines.times
+    assert 30 + DRAIN_S < lost - begin < 30 + DRAIN_S + 60
+    assert asked >= lost
 
 
 def test_a_node_that_does_not_answer_for_some_seconds_stays_rented(tmp_path: Path) -> None:

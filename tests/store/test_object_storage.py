@@ -119,13 +119,18 @@ def test_a_job_goes_on_from_the_copy_where_its_disk_is_gone(server: Server, tmp_
     assert keys == [PLACE.replace("job/", "")], "of the job nothing stays, of its session one empty object of Arrow"
 
 
-def test_a_copy_that_is_damaged_is_passed_over(server: Server, tmp_path: Path) -> None:
-    job = folder_of(server, tmp_path / "job")
+def with_two_copies(server: Server, folder: Path) -> JobFolder:
+    """The folder of a job with checkpoints of steps 10 and 20, both copied."""
     for step in (10, 20):
+        job = folder_of(server, folder)
         job.write(step, b"state %d" % step)
         job.close()
-        job = folder_of(server, tmp_path / "job")
     assert server.steps() == [20, 10]
+    return folder_of(server, folder)
+
+
+def test_a_copy_that_is_damaged_is_passed_over(server: Server, tmp_path: Path) -> None:
+    job = with_two_copies(server, tmp_path / "job")
     newest = max(one.key for one in server.bucket.objects.filter(Prefix=PLACE))
     server.bucket.put_object(Key=newest, Body=b"sta")
     for file in (tmp_path / "job").glob("*.ckpt"):
@@ -140,11 +145,7 @@ def test_a_copy_that_is_damaged_is_passed_over(server: Server, tmp_path: Path) -
 
 
 def test_a_newer_copy_stays_if_the_checkpoint_on_disk_is_damaged(server: Server, tmp_path: Path) -> None:
-    job = folder_of(server, tmp_path / "job")
-    for step in (10, 20):
-        job.write(step, b"state %d" % step)
-        job.close()
-        job = folder_of(server, tmp_path / "job")
+    job = with_two_copies(server, tmp_path / "job")
     max((tmp_path / "job").glob("*.ckpt")).write_bytes(b"damaged")
     job.write(15, b"state 15")
     job.close()
