@@ -22,9 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from _common import CONFIGS, ROOT, Found, main, progress, seconds_of
 
+from rlpto.agents.settings import WindowSettings
+from rlpto.agents.window_training import Learner, learn_by_ppo
 from rlpto.bench.results import read_rows
 from rlpto.bench.submissions import board
 from rlpto.bench.suite import FIFO_FILE, REALISTIC, Case, cases
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.evaluation.runner import BegunEvaluation, Cell, Evaluation, evaluate_all, run_measured
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment, prepare, run_cell
@@ -33,6 +36,7 @@ from rlpto.experiments.on_host import VERSIONS, Stored, call_there
 from rlpto.experiments.ray_workers import AHEAD, RayWorkers
 from rlpto.io.arrays import FloatArray
 from rlpto.io.workers import LocalWorkers, Workers
+from rlpto.policies.bonus_network import first_network
 from rlpto.ray_cluster.nodes.environment import ray_environment
 from rlpto.ray_cluster.nodes.local import start_nodes
 from rlpto.ray_cluster.nodes.processes import make_folder, remove_cluster, unused_folder
@@ -42,8 +46,6 @@ WINDOWS, WINDOW_S, SPREAD = 200_000, 0.005, 0.3
 """Windows of a training, CPU seconds of one (12,000 of `submissions/agent_microsoft` took 55), and how its logarithm
 varies."""
 ROLLOUTS = 128, 1_024, 8_192, 65_536
-UPDATE_S = 0.014
-"""CPU seconds of PPO between two rollouts."""
 
 
 class Costs(NamedTuple):
@@ -110,6 +112,7 @@ def slots(repeats: int) -> Found:
         samples[policy] = [seconds for seconds, _ in measured]
         progress(f"{policy.rpartition('/')[2]}: {samples[policy][-1]:.2f} s")
     paid, size = costs(measured[-1][1])
+    updates = {rollout: update_seconds(rollout) for rollout in ROLLOUTS}
     cells = np.array([samples[policy][rng.integers(repeats)] for _ in windows for policy in policies])
     low, middle, high = np.quantile(cells, [0.1, 0.5, 0.9])
     facts: dict[str, object] = {f"driver, {name}, ms": f"{1000 * value:.2f}" for name, value in paid._asdict().items()}
@@ -118,6 +121,7 @@ def slots(repeats: int) -> Found:
         "a cell, CPU-s": f"{middle:.2f} (80 % of {low:.2f} to {high:.2f}, longest {cells.max():.1f})",
         "its record, kB": f"{size / 1000:.0f}",
     }
+    facts |= {f"PPO's update with {rollout:,} windows, s": f"{taken:.3f}" for rollout, taken in updates.items()}
     for count in SLOTS:
         for name, seconds in (
             ("board", cells),
@@ -129,8 +133,8 @@ def slots(repeats: int) -> Found:
         for rollout in ROLLOUTS:
             played = rng.lognormal(-(SPREAD**2) / 2, SPREAD, rollout) * WINDOW_S
             parts = np.array([part.sum() for part in np.array_split(played, min(AHEAD * count, rollout // 2))])
-            taken = makespan(parts, paid._replace(write=0.0, start=0.0), count) + UPDATE_S
-            share = (played.sum() + UPDATE_S) / count / taken
+            taken = makespan(parts, paid._replace(write=0.0, start=0.0), count) + updates[rollout]
+            share = (played.sum() + updates[rollout]) / count / taken
             name = f"{count} slots, training of {WINDOWS:,} windows by {rollout:,}"
             facts[name] = f"efficiency {share:.2f}, {WINDOWS / rollout * taken:.0f} s"
     return [], facts
@@ -151,6 +155,14 @@ def timed_cell(policy: str, case: Case, window: str) -> tuple[float, Any]:
     outcomes, cell = list[Any](), Cell(policy, window, config.seed)
     run = partial(run_cell, config, sealed=True)
     return seconds_of(lambda: outcomes.append(run_measured(run, None, cell))), outcomes[0]
+
+
+def update_seconds(rollout: int) -> float:
+    """Seconds that PPO takes for an update of all constants and a network, between two rollouts."""
+    rng, learner = np.random.default_rng(0), Learner(len(ACTION_FEATURES) + len(first_network(0)), 0.02)
+    drawn, losses = learner.draw(rng, rollout // 2), rng.lognormal(size=rollout)
+    call = partial(learn_by_ppo, learner, drawn, losses, WindowSettings())
+    return float(np.median([seconds_of(call, time.perf_counter) for _ in range(5)]))
 
 
 FIRST = """
@@ -196,7 +208,7 @@ def costs(outcome: Any) -> tuple[Costs, int]:
 
 
 def makespan(seconds: FloatArray, paid: Costs, slots: int) -> float:
-    """Time until all results of tasks [n] of these seconds are written."""
+    """Time until the results of tasks that take `seconds` [n] are written. Each round of the driver waits twice."""
     free, pending, now, begun = [paid.start] * slots, list[float](), 0.0, 0
     while pending or begun < len(seconds):
         while begun < len(seconds) and len(pending) < AHEAD * slots:
