@@ -118,7 +118,7 @@ def seconds(step: float | str) -> float:
             value = pd.Timedelta(f"{text[1] or 1}{text[2]}").total_seconds()
         else:
             value = float(step)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ForecastError(f"step {step!r}: expected seconds, or text such as '10min' or '1h'") from None
     if not STEP_SECONDS[0] <= value <= STEP_SECONDS[1]:
         raise ForecastError(f"step {step!r}: expected {STEP_SECONDS[0]:g} s to {STEP_SECONDS[1] / DAY:g} days")
@@ -139,7 +139,7 @@ def as_series(
     that are duplicate, missing, out of order or off the grid, and too few points.
     """
     if isinstance(y, TimeSeries):
-        values, width, first = np.asarray(y.values, dtype=np.float64), seconds(y.step), y.start
+        values, width, first = _numbers(y.values), seconds(y.step), y.start
         if step is not None and not math.isclose(seconds(step), width):
             raise ForecastError(f"series with a step of {width:g} s: expected {seconds(step):g} s")
     elif is_dated(y):
@@ -204,16 +204,20 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None) -> tuple[FloatArra
     if stamps.hasnans:
         raise ForecastError(f"timestamp of entry {int(np.argmax(stamps.isna()))} missing (NaT)")
     try:
-        times = stamps.as_unit("ns").asi8 / 1e9
+        whole, rest = np.divmod(stamps.as_unit("ns").asi8, 10**9)
     except ValueError:
         raise ForecastError(f"timestamps {stamps[0]} to {stamps[-1]}: expected years 1677 to 2262") from None
-    if step is None and len(times) < 2:
+    # Seconds since the first timestamp: doubles of seconds since 1970 are no finer than 0.2 microseconds.
+    times = (whole - whole[0]) + (rest - rest[0]) / 1e9
+    distances = np.abs(np.diff(times))
+    distances = np.sort(distances[distances > 0])
+    if step is None and not len(distances):
         raise ForecastError("series of one timestamp: give its step in seconds, or as text such as '10min'")
     start = local_seconds(stamps[0])
     # The lower median is a distance that occurs, and not the distance across a gap.
-    width = seconds(float(np.sort(np.abs(np.diff(times)))[(len(times) - 2) // 2]) if step is None else step)
+    width = seconds(float(distances[(len(distances) - 1) // 2]) if step is None else step)
     places = np.arange(len(times))
-    off = np.abs((times - times[0]) / width - places) > _GRID_TOLERANCE_STEPS * np.maximum(1.0, places)
+    off = np.abs(times / width - places) > _GRID_TOLERANCE_STEPS * np.maximum(1.0, places)
     if off.any():
         at = int(np.argmax(off))
         raise ForecastError(

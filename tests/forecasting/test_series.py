@@ -39,9 +39,14 @@ def test_steps(step: str | float, expected: float) -> None:
     assert seconds(step) == expected
 
 
-@pytest.mark.parametrize("step", ["soon", "", "600", "-1h", 0, float("nan"), float("inf"), "1x"])
+@pytest.mark.parametrize("step", ["soon", "", "600", "-1h", 0, float("nan"), float("inf"), 10**400, "1x"])
 def test_bad_steps_are_refused(step: str | float) -> None:
     assert "step" in refused([1.0], step)
+
+
+def test_steps_of_milliseconds_are_found() -> None:
+    series = as_series(pd.Series(np.ones(50), index=pd.date_range("2020-04-01", periods=50, freq="100ms")))
+    assert series.step == pytest.approx(0.1, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +57,11 @@ def test_bad_steps_are_refused(step: str | float) -> None:
         (["00:00", "02:00", "01:00", "02:00", "03:00"], "timestamp 2020-04-01 02:00:00: expected 2020-04-01 01:00:00"),
         (["00:00", "01:00", "02:00", "03:07"], "03:07:00: expected 2020-04-01 03:00:00, as intervals are of 3600 s"),
         (["03:00", "02:00", "01:00"], "timestamp 2020-04-01 02:00:00: expected 2020-04-01 04:00:00"),
+        (["00:00", "00:00", "01:00", "01:00"], "timestamp 2020-04-01 00:00:00: expected 2020-04-01 01:00:00"),
+        (["00:00", "00:00"], "series of one timestamp: give its step"),
         (["00:00", None], "entry 1 missing"),
     ],
-    ids=["gap", "twice", "order", "off the grid", "backwards", "none"],
+    ids=["gap", "twice", "order", "off the grid", "backwards", "each twice", "one", "none"],
 )
 def test_broken_timestamps_are_refused(stamps: list[str | None], said: str) -> None:
     index = pd.DatetimeIndex([None if time is None else f"2020-04-01 {time}" for time in stamps])
@@ -68,7 +75,8 @@ def test_impossible_counts_and_other_shapes_are_refused() -> None:
     for bad in (-1.0, np.nan, np.inf):
         assert "at entry 2 (2020-04-01 02:00:00): expected a count, 0 to 1e+12" in refused(hourly([1, 2, bad, 4]))
     assert "give their step" in refused([1.0, 2.0])
-    assert "one dimension" in refused(np.zeros((3, 2)), 60)
+    for square in (np.zeros((3, 2)), TimeSeries(np.zeros((3, 2)), 60.0)):
+        assert "one dimension" in refused(square, 60)
     assert "expected numbers" in refused(["many"], 60)
     assert "expected 600 s" in refused(TimeSeries(np.ones(3), 60.0), 600)
     assert "one timestamp" in refused(hourly([1.0]))
