@@ -252,7 +252,7 @@ def _checked(counts: Any, start: float) -> FloatArray:
         taken, first = np.asarray(counts, dtype=np.float64), float(start)
     except (TypeError, ValueError):
         raise ForecastError(f"demand: expected numbers [minutes, 2] and a start in seconds, not {start!r}") from None
-    if taken.size == 0:
+    if taken.shape[:1] == (0,):  # a list without minutes has one dimension
         taken = np.zeros((0, 2))
     if taken.ndim != 2 or taken.shape[1] != 2 or len(taken) > MOST_POINTS:
         raise ForecastError(f"demand of shape {taken.shape}: expected jobs and GPUs of at most {MOST_POINTS:,} minutes")

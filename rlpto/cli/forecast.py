@@ -128,7 +128,8 @@ def fit(
 
         counts, first = read_demand(path, end, start)
         with error_named(str(path)):
-            DemandForecaster(seed).fit(counts, first).save(out)
+            fitted = DemandForecaster(seed).fit(counts, first)
+        fitted.save(out)
         console.print(f"{out}: demand fitted to {len(counts):,} minutes", markup=False)
         return
     forecaster = make_forecaster(method, seed)

@@ -127,7 +127,10 @@ def test_demand_by_minute_is_scored_and_fitted(rlpto, folder: Path, monkeypatch:
     assert set(scores.of) == {"jobs", "GPUs"}
     own = scores[(scores.method == "demand") & (scores.of == "jobs") & (scores.minutes == 5)]
     assert f"{own.explained.item():.3f}" in answer.out
-    answer = rlpto("forecast", "fit", "jobs.parquet", "--demand", "--end", "train", "-o", "f/demand.safetensors")
+    fit = ("forecast", "fit", "jobs.parquet", "--demand", "--end", "train", "-o")
+    (folder / "file").write_text("")
+    rlpto(*fit, "file/f").assert_refused("rlpto: error: file/f: cannot write the forecaster there")
+    answer = rlpto(*fit, "f/demand.safetensors")
     assert "f/demand.safetensors: demand fitted to 10,0" in answer.out
     history = np.array([[1.0, 2.0]] * 30)
     found = (

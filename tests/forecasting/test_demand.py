@@ -140,8 +140,9 @@ def test_what_is_asked_too_early_or_out_of_range_is_refused(counts: FloatArray, 
     for level in (0.0, 1.0, np.nan):
         with pytest.raises(ForecastError, match="expected levels between 0 and 1"):
             fitted.batch(counts[:5], MONDAY, [0.5, level])
-    with pytest.raises(ForecastError, match="GPUs nan in minute 0"):
-        fitted.begin(counts[:5], MONDAY).update(np.array([1.0, np.nan]))
+    for minute, said in (([1.0, np.nan], "GPUs nan in minute 0"), ([], r"demand of shape \(1, 0\)")):
+        with pytest.raises(ForecastError, match=said):
+            fitted.begin(counts[:5], MONDAY).update(np.array(minute))
 
 
 def test_a_saved_forecaster_forecasts_the_same(counts: FloatArray, fitted: DemandForecaster, tmp_path: Path) -> None:
