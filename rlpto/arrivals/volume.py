@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
+from time import localtime
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import IntArray
+from rlpto.performance.solo import seconds_to_finish
 from rlpto.performance.tables import SpeedTables
 from rlpto.store.status import VolumeRow
 
@@ -31,15 +34,17 @@ MEAN_KEEP = 0.95
 class VolumeForecast:
     """Forecasts of arrivals by class and of task volume.
 
-    settings: mode on. began: local time [s since 1970-01-01] of second 0 of the session. since: second of the session
-    from which on all arrivals are known; 0 for a new service. Raises ConfigError if the model cannot be used.
+    settings: mode on. began: second 0 of the session [s of `time.time`]. since: second of the session from which on all
+    arrivals are known; 0 for a new service. Raises ConfigError if the model cannot be used.
     """
 
     def __init__(self, settings: ForecastSettings, began: float, seed: int, since: float = 0.0) -> None:
         memory = PathMemory(settings.horizon, CLASSES)
         self._step, self._seed, self._began = settings.step, seed, began
-        self._first = self._last = self._over = int(since / settings.step)
-        past = Past(np.zeros((0, CLASSES)), np.full(CLASSES, 1 / CLASSES), began + self._first * settings.step)
+        self._first = self._last = self._over = math.ceil(since / settings.step)
+        first = began + self._first * settings.step
+        # Models know the hours of the local clock.
+        past = Past(np.zeros((0, CLASSES)), np.full(CLASSES, 1 / CLASSES), first + localtime(first).tm_gmtoff)
         self._source = ClassForecasts(past, settings.step, settings.horizon, load_model(settings), memory)
         self._mean_service: float | None = None
         self._donors: deque[Job] = deque(maxlen=DONORS)
@@ -56,10 +61,10 @@ class VolumeForecast:
         submit = np.maximum([job.submit_time for job in jobs], self._last * self._step) - self._first * self._step
         self._source.arrived(submit, np.array([job.priority for job in jobs], dtype=np.int64))
         self._donors.extend(jobs)
-        rows = tables.packed_rows(gpus_per_node)
-        for job in jobs:
-            rate = float(tables.rates[rows[tables.type_index(job.type), job.requested_gpus], 0])
-            service = job.requested_gpus * job.epochs / rate
+        own, gpus = [tables.type_index(job.type) for job in jobs], np.array([job.requested_gpus for job in jobs])
+        scale = tables.samples[own] / [job.data_size for job in jobs]
+        seconds = seconds_to_finish(tables, own, scale, [job.epochs for job in jobs], gpus, gpus_per_node)
+        for job, service in zip(jobs, (gpus * seconds).tolist(), strict=True):
             kept = self._mean_service
             self._mean_service = service if kept is None else MEAN_KEEP * kept + (1 - MEAN_KEEP) * service
             step = max(int(job.submit_time / self._step), self._over)
