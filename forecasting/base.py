@@ -183,16 +183,16 @@ class Forecaster:
         end = series.start + len(series) * series.step
         return SeriesForecast(found.point[0], found.mean[0], levels, found.quantiles[0], series.step, end)
 
-    def moved(self, series: TimeSeries, updated: int = 0) -> Self:
+    def moved(self, series: TimeSeries, updated: int) -> Self:
         """Return a copy of this forecaster with another series of the fitted step as its history.
 
-        updated: number of last points that the copy takes in one by one, with `update`, to bring its state up to
+        updated: number of last points, at least one, that the copy takes in with `update` to bring its state up to
         date; earlier points (at least one) are only its history.
         """
         head = series.head(len(series) - updated)
         other = copy.deepcopy(self)
         other._look_back_on(head)
-        return other.update(series.values[len(head) :]) if updated else other
+        return other.update(series.values[len(head) :])
 
     def _look_back_on(self, history: TimeSeries) -> None:
         """Replace the fitted history by another of the same step."""

@@ -54,7 +54,7 @@ def describe(series: TimeSeries, origins: IntArray, horizon: int, learnt: int) -
     smooth = day // 48  # steps on either side that are averaged with a daily or weekly lag
     memory = max(week, DAILY_LAGS * day, SHORT_LAGS, short) + 2 * smooth + 2
     first = 0 if len(origins) > 1 else max(0, int(origins[0]) - memory)
-    x = np.log1p(series.values[first : int(origins.max(initial=0))])
+    x = np.log1p(series.values[first : origins.max()])
     total, local, ahead = np.concatenate([[0.0], np.cumsum(x)]), origins - first, np.arange(horizon)
     level = _mean_before(total, local, short)
 

@@ -102,8 +102,6 @@ class GruForecaster(Forecaster):
 
     def log_quantiles(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         """Return quantiles [N, H, Q] at QUANTILES in log1p for N origins of a series."""
-        if not len(origins):
-            return np.empty((0, horizon, len(QUANTILES)))
         every = np.arange(1, int(origins.max()) + 1)
         read, _ = run(self._network, self._inputs(describe(series, every, 1, self.horizon)))
         return self._decoded(read[origins - 1], describe(series, origins, horizon, self.horizon))

@@ -103,7 +103,7 @@ class HybridForecaster(Forecaster):
         return {name: np.expm1(points[origins - 1, place]) for place, name in enumerate(NAMES)}
 
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
-        known = series.head(int(origins.max(initial=1)))
+        known = series.head(int(origins.max()))
         _, every = self._run(known, self._members_on(known, max(horizon, self.horizon)))
         point, mean, bounds = (part[origins - 1, :horizon] for part in every)
         return Batch(point, mean, at_levels(bounds, levels))

@@ -33,8 +33,6 @@ class MovingAverage(Forecaster):
         self.hours = _checked_hours(hours)
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        if not len(origins):
-            return np.empty((0, horizon))
         length = series.lag(self.hours * HOUR)
         # Sums start just before the first origin, so one origin of a long history costs only one window.
         first = max(0, int(origins.min()) - length)

@@ -90,9 +90,9 @@ def test_growth_is_not_taken_for_part_of_a_week(points: int, shape: Callable[[Fl
 
 def test_bounds_follow_what_a_moved_or_saved_forecaster_was_fitted_on() -> None:
     fitted = Naive().fit(np.full(20, 50.0), step="1h")
-    quiet = fitted.moved(TimeSeries(np.array([0.0, 60.0]), 3600.0))
+    quiet = fitted.moved(TimeSeries(np.array([0.0, 60.0]), 3600.0), 1)
     assert quiet.predict(2).point.tolist() == [60, 60]
-    assert Naive.from_state(fitted.state(), "a file").moved(quiet._observed())._largest == 50
+    assert Naive.from_state(fitted.state(), "a file").moved(quiet._observed(), 1)._largest == 50
 
 
 def test_quantiles_ascend_whatever_rounding_does() -> None:
