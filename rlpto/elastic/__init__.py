@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import get_args
+from typing import Any, get_args
 
 from torch import nn
 from torch.optim import Optimizer
@@ -71,6 +71,15 @@ def session(
     yield made
     if isinstance(here, ScriptLoop) and made.unfinished:
         raise JobError("the script left its loop before its job did: expected it to go through all of job.batches()")
+
+
+def samples_of(data: Any, where: str) -> int:
+    """Return the number of samples. Raises JobError for data without a length or without samples by index, such as a
+    stream or a DataLoader."""
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        got = type(data).__name__
+        raise JobError(f"{where}: expected a dataset with a length and with samples by index, got {got}")
+    return len(data)
 
 
 def _train(made: Session, loop: greenlet, epochs: float, batch_size: int) -> None:

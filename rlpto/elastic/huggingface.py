@@ -29,14 +29,23 @@ class ElasticTrainer(Trainer):
     """Effect of non-finite numbers, with the values of `elastic.session`."""
 
     def train(self, *_: Any, **__: Any) -> TrainOutput:
-        """Train until the job is over. Raises JobError for arguments that have no effect here."""
+        """Train until the job is over. Raises JobError for arguments that have no effect here, and for a dataset
+        without samples by index."""
         given = self.args
-        if given.gradient_accumulation_steps != 1 or given.fp16 or given.bf16:
-            raise JobError("ElasticTrainer: expected no gradient accumulation, and neither fp16 nor bf16")
+        for name, is_set in {
+            "gradient_accumulation_steps": given.gradient_accumulation_steps != 1,
+            "max_steps": given.max_steps > 0,
+            "neftune_noise_alpha": given.neftune_noise_alpha is not None,
+            "fp16": given.fp16,
+            "bf16": given.bf16,
+        }.items():
+            if is_set:
+                raise JobError(f"ElasticTrainer: {name} would have no effect: expected its default")
+        data: Any = self.train_dataset
+        data_size = elastic.samples_of(data, "ElasticTrainer: train_dataset")
         self.create_optimizer()
         model: Any = self.model
         model.train()  # as pretrained models are in evaluation mode
-        data: Any = self.train_dataset
         optimizer: Any = self.optimizer
         judged = self.eval_dataset is not None and self.compute_metrics is not None
         if given.max_grad_norm:
@@ -45,7 +54,7 @@ class ElasticTrainer(Trainer):
         with elastic.session(
             model,
             optimizer,
-            data_size=len(data),
+            data_size=data_size,
             scheduler=lambda optimizer, steps: self.create_scheduler(steps, optimizer),
             evaluate=self._accuracy if judged else None,
             epochs=given.num_train_epochs,

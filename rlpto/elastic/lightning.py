@@ -58,19 +58,20 @@ def fit(
     """Train a module by its `configure_optimizers` and `training_step`.
 
     data: samples by index; other parameters are explained at `elastic.session`. `configure_optimizers` returns one
-    optimizer and at most a per-step scheduler, which `scheduler` replaces. A batch has the number of the job's
-    step. Lightning's loggers, callbacks and `validation_step` are not used. Raises JobError for manual optimization and
-    other optimizers.
+    optimizer and, unless `scheduler` is given, at most a scheduler whose interval is step. A batch has the number of
+    the job's step. Lightning's loggers, callbacks and `validation_step` are not used. Raises JobError for manual
+    optimization, for other optimizers, and for data without samples by index.
     """
     if not module.automatic_optimization:
         raise JobError("a LightningModule with manual optimization cannot be fitted here: expected automatic")
-    optimizer, own = _optimizer_of(module)
+    data_size = elastic.samples_of(data, "elastic.lightning.fit")
+    optimizer, own = _optimizer_of(module, scheduler is not None)
     loop = _TrainingStep(module)
     with elastic.session(
         loop,
         optimizer,
-        data_size=len(data),
-        scheduler=scheduler if scheduler is not None or own is None else lambda *_: own,
+        data_size=data_size,
+        scheduler=scheduler if own is None else lambda *_: own,
         evaluate=None if evaluate is None else lambda _: evaluate(module),
         epochs=epochs,
         batch_size=batch_size,
@@ -80,16 +81,18 @@ def fit(
             job.step(job.model(batch, job.steps_done))
 
 
-def _optimizer_of(module: LightningModule) -> tuple[Optimizer, LRScheduler | None]:
-    """Unpack `configure_optimizers`. Raises JobError for anything but one optimizer with at most a per-step
-    scheduler."""
+def _optimizer_of(module: LightningModule, replaced: bool) -> tuple[Optimizer, LRScheduler | None]:
+    """Unpack `configure_optimizers`; if `replaced`, ignore its scheduler. Raises JobError for anything but one
+    optimizer with at most a scheduler whose interval is step."""
     found: Any = module.configure_optimizers()
     scheduler: Any = None
     if isinstance(found, dict):
-        found, scheduler = found.get("optimizer"), found.get("lr_scheduler")
-    if isinstance(scheduler, dict):
-        by_step = scheduler.get("interval") == "step" and scheduler.get("frequency", 1) == 1
-        scheduler = scheduler.get("scheduler") if by_step else "a scheduler of epochs"
+        found, scheduler = found.get("optimizer"), None if replaced else found.get("lr_scheduler")
+    if scheduler is not None:
+        # Lightning's default is to step a scheduler once an epoch.
+        given = scheduler if isinstance(scheduler, dict) else {}
+        by_step = given.get("interval") == "step" and given.get("frequency", 1) == 1
+        scheduler = given.get("scheduler") if by_step else "a scheduler of epochs"
     if not isinstance(found, torch.optim.Optimizer) or not isinstance(scheduler, LRScheduler | None):
         raise JobError(
             "configure_optimizers: expected one optimizer, with a scheduler whose interval is step at most, got "

@@ -304,6 +304,35 @@ def test_what_lightning_has_trained_loads_into_the_module(capsys: pytest.Capture
 
 
 @pytest.mark.skipif(find_spec("lightning") is None, reason="needs the extra lightning")
+def test_data_and_schedules_that_lightning_would_use_otherwise_are_refused() -> None:
+    from lightning import LightningModule
+
+    from rlpto.elastic.lightning import fit
+
+    class Scheduled(LightningModule):
+        def __init__(self, **schedule: Any) -> None:
+            super().__init__()
+            self.line, self.schedule = nn.Linear(1, 1), schedule
+
+        def training_step(self, batch: Tensor, _: int) -> Tensor:
+            return self.line(batch).mean()
+
+        def configure_optimizers(self) -> dict[str, Any]:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            falling: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            scheduled = {"scheduler": falling, **self.schedule} if self.schedule else falling
+            return {"optimizer": optimizer, "lr_scheduler": scheduled}
+
+    fit(Scheduled(interval="step"), DATA, batch_size=5)
+    with pytest.raises(JobError, match="samples by index, got DataLoader"):
+        fit(Scheduled(interval="step"), DataLoader(TensorDataset(DATA)))  # type: ignore[arg-type]
+    for module in (Scheduled(), Scheduled(interval="epoch"), Scheduled(interval="step", frequency=2)):
+        with pytest.raises(JobError, match="whose interval is step at most, got SGD, a scheduler of epochs"):
+            fit(module, DATA)
+        fit(module, DATA, batch_size=5, scheduler=torch.optim.lr_scheduler.StepLR)
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="needs the extra lightning")
 def test_lightning_numbers_batches_by_the_steps_of_the_job_in_a_new_worker_too(tmp_path: Path) -> None:
     source = """
 import torch
@@ -334,7 +363,9 @@ fit(Line(), torch.arange(101.0)[:, None])
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra huggingface")
-@pytest.mark.parametrize("given", [{"gradient_accumulation_steps": 2}, {"bf16": True}])
+@pytest.mark.parametrize(
+    "given", [{"gradient_accumulation_steps": 2}, {"bf16": True}, {"max_steps": 5}, {"neftune_noise_alpha": 5.0}]
+)
 def test_arguments_of_hugging_face_without_effect_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     from transformers import TrainingArguments
 
@@ -342,7 +373,10 @@ def test_arguments_of_hugging_face_without_effect_are_refused(tmp_path: Path, gi
 
     arguments = TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True, **given)
     trainer = ElasticTrainer(nn.Linear(1, 1), arguments, train_dataset=[1])
-    with pytest.raises(JobError, match="no gradient accumulation, and neither fp16 nor bf16"):
+    with pytest.raises(JobError, match=f"{next(iter(given))} would have no effect: expected its default"):
+        trainer.train()
+    trainer = ElasticTrainer(nn.Linear(1, 1), TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True))
+    with pytest.raises(JobError, match=r"train_dataset: expected a dataset with a length .*, got NoneType"):
         trainer.train()
 
 
