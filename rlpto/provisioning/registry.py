@@ -64,5 +64,6 @@ def _plugin(name: str) -> Any:
 def spec_of(provisioner: Provisioner) -> str:
     """Return the spec that creates a provisioner like this one."""
     options = getattr(provisioner, "options", None)
-    given = [] if options is None else [f"{key}={value}" for key, value in options.model_dump(mode="json").items()]
+    values = {} if options is None else options.model_dump(mode="json")
+    given = [f"{key}={'null' if value is None else value}" for key, value in values.items()]
     return ":".join([type(provisioner).name, ",".join(given)]) if given else type(provisioner).name

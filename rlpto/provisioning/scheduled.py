@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from rlpto.core.renting import NodesState
+from rlpto.forecasting.series import DAY, HOUR
 from rlpto.io.arrays import FloatArray
 from rlpto.io.settings import Settings
 from rlpto.provisioning.base import MOST_GPUS, BaseProvisioner, Grid
-
-HOUR, DAY = 3600.0, 86_400.0
 
 
 class ScheduledOptions(Settings):
@@ -22,9 +21,9 @@ class ScheduledOptions(Settings):
     """GPUs that are kept ready from `begin` to `end` on working days."""
     night: float = Field(0.0, ge=0, le=MOST_GPUS)
     """GPUs that are kept ready at other times."""
-    begin: Annotated[float, Field(ge=0, le=24)] = 8.0
+    begin: float = Field(8.0, ge=0, le=24)
     """Hour at which the day begins, local time."""
-    end: Annotated[float, Field(ge=0, le=24)] = 20.0
+    end: float = Field(20.0, ge=0, le=24)
     """Hour at which the day ends, local time; on the next morning if it is before `begin`."""
 
 

@@ -10,9 +10,10 @@ from rlpto.core.renting import LOOK, SEEN, NodesState
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.forecasting.minute_averages import HALF_LIVES
-from rlpto.io.errors import ConfigError, PolicyError
+from rlpto.io.errors import ConfigError, PolicyError, RlptoError
+from rlpto.io.settings import Settings
 from rlpto.policies.spec import parse_spec
-from rlpto.provisioning.base import checked_gpus
+from rlpto.provisioning.base import BaseProvisioner, checked_gpus
 from rlpto.provisioning.demand import Demand, arriving
 from rlpto.provisioning.registry import make_provisioner, plugin_files, spec_of
 
@@ -111,8 +112,6 @@ def test_a_forecast_gives_its_mean_or_a_quantile():
     ],
 )
 def test_bad_specs_are_refused_in_a_line(spec, said):
-    from rlpto.io.errors import RlptoError
-
     with pytest.raises(RlptoError, match=said) as refused:
         make_provisioner(parse_spec(spec))
     assert "\n" not in str(refused.value)
@@ -121,6 +120,14 @@ def test_bad_specs_are_refused_in_a_line(spec, said):
 def test_a_spec_makes_its_provisioner_again():
     for spec in ("reactive", "average:factor=2.5,half_life=60", "spare:gpus=3.0"):
         assert spec_of(make_provisioner(parse_spec(spec))) == spec
+
+    class Limits(Settings):
+        most: float | None = None
+
+    class Mine(BaseProvisioner[Limits]):
+        name, Options = "mine", Limits
+
+    assert parse_spec(spec_of(Mine())).options == {"most": None}
 
 
 @pytest.mark.parametrize("wanted", [np.array([np.nan]), np.array([-1.0]), np.array([np.inf]), np.zeros(2), "many"])
