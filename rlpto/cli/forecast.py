@@ -95,7 +95,7 @@ def backtest(
             raise Interrupted("nothing was written") from None
     write_report(result, folder)
     console = make_console(quiet)
-    console.print(_table(result, f"{path}: jobs per {every}"))
+    console.print(_table(result, f"{path}: {value or 'jobs'} per {every}"))
     console.print(f"scores, forecasts and plots: {folder}", style="bold", markup=False)
 
 

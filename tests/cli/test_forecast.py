@@ -38,6 +38,10 @@ def test_backtest_prints_a_table_and_writes_results(rlpto, folder: Path) -> None
     assert scores.forecaster.unique().tolist() == ["naive", "season_24h"]
     for figure in scores[scores.ahead == "1"].mase:
         assert f"{figure:.3f}" in answer.out
+    assert "jobs.parquet: jobs per 1h" in answer.out
+    pd.read_csv("counts.csv").rename(columns={"jobs": "starts"}).to_csv("starts.csv", index=False)
+    counts = ("starts.csv", "--value", "starts", "--time", "when", "--methods", "naive")
+    assert "starts.csv: starts per 1h" in rlpto("forecast", "backtest", *counts).out
 
 
 def test_fit_writes_a_forecaster_that_goes_on_where_the_trace_ends(rlpto, folder: Path) -> None:
