@@ -135,6 +135,10 @@ def sample_arrivals(
     Submit times are spread evenly over each step. Each job copies a donor of its class, if there are OWN_CLASS_JOBS of
     them, else any.
     """
+    begun = max(int((after - begins) / step) + 1, 0)
+    jobs = counts[:, begun:].sum(axis=2)
+    counts = counts.copy()
+    counts[:, begun:][np.cumsum(jobs, axis=1) - jobs >= MOST_JOBS] = 0  # these jobs would be left out
     place = np.repeat(np.arange(counts.size), counts.reshape(-1))
     future, at, priority = np.unravel_index(place, counts.shape)
     submit = begins + (at + rng.random(len(place))) * step

@@ -4,6 +4,7 @@ what the jobs are like, and the estimates of their speeds."""
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.arrivals.online import ClassForecasts, Past, WindowForecasts, load_model, past_of
-from rlpto.arrivals.sampled import LEAST_ORIGINS, Futures, PathMemory, as_estimated, sample_arrivals, sample_paths
+from rlpto.arrivals.sampled import (
+    LEAST_ORIGINS,
+    MOST_JOBS,
+    Futures,
+    PathMemory,
+    as_estimated,
+    sample_arrivals,
+    sample_paths,
+)
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job
@@ -257,6 +266,15 @@ def test_every_count_becomes_that_number_of_jobs_in_its_step() -> None:
     later = sampled(counts, seen_jobs(), after=2.5 * STEP)
     for one, cut in zip(futures.arrivals, later.arrivals, strict=True):
         np.testing.assert_array_equal(one.submit[one.submit > 2.5 * STEP], cut.submit)
+
+
+def test_jobs_that_a_full_future_leaves_out_are_not_sampled() -> None:
+    rng, after = Mock(wraps=np.random.default_rng(0)), 1.5 * STEP
+    found = sample_arrivals(np.full((2, 1000, 3), 2000), 0.0, STEP, after, seen_jobs(), rng)
+    assert max(call.args[0] for call in rng.random.call_args_list) == 2 * 3 * 2000 * 3, "two begun steps and the next"
+    for one in found:
+        assert len(one.submit) == MOST_JOBS
+        assert after < one.submit.min() <= one.submit.max() < 3 * STEP
 
 
 def test_a_class_that_was_seen_often_has_jobs_of_its_own_kind() -> None:
