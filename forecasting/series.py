@@ -184,12 +184,12 @@ def local_seconds(time: Any) -> float:
 
 def _numbers(y: Any) -> FloatArray:
     try:
-        values = np.asarray(y, dtype=np.float64)
+        values = np.array(y, dtype=np.float64)
     except (ValueError, TypeError):
         raise ForecastError("series: expected numbers") from None
     if values.ndim != 1:
         raise ForecastError(f"series of shape {values.shape}: expected one dimension")
-    return values.copy()
+    return values
 
 
 def _from_pandas(y: pd.Series[Any], step: float | str | None) -> tuple[FloatArray, float, float]:

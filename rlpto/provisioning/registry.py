@@ -34,11 +34,6 @@ def make_provisioner(spec: PolicySpec) -> Provisioner:
     return found
 
 
-def names() -> list[str]:
-    """Names of all installed provisioners."""
-    return [*BUILT_IN, *sorted({point.name for point in metadata.entry_points(group=ENTRY_POINTS)} - BUILT_IN.keys())]
-
-
 def plugin_files(name: str) -> list[Path]:
     """Return the Python files of the package that a provisioner comes from; none for RLPTO's own."""
     points = () if name in BUILT_IN else metadata.entry_points(group=ENTRY_POINTS)
@@ -49,7 +44,7 @@ def _plugin(name: str) -> Any:
     """Return the provisioner class of an installed package."""
     points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
     if name not in points:
-        raise ConfigError(f"no provisioner {name!r}; {nearest(name, names())}")
+        raise ConfigError(f"no provisioner {name!r}; {nearest(name, [*BUILT_IN, *sorted(points)])}")
     what = f"provisioner {name} ({points[name].value})"
     try:
         kind = points[name].load()
