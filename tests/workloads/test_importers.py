@@ -145,6 +145,7 @@ BROKEN = [
     ("helios", "vchbv,4,16", "vchbv,-4,16", 3, "gpu_num '-4', expected an integer, 0 or more"),
     ("helios", "2020-06-09 18:41:27,2020", "yesterday,2020", 3, "submit_time 'yesterday', expected a date"),
     ("pai", "7592,2,160,", "7592,2,,", 3, "submit_time '', expected a number"),
+    ("pai_tasks", "4f057009,", ",", 1, "job_name is empty, expected the name of a job"),
     ("pai_tasks", "1739200.0", "1739100.0", 1, "end_time '1739100.0', expected start_time"),
     ("philly_csv", "07:01:55,66.0", "07:01:55,1e11", 2, "duration '1e11', expected a number, 0 to 10,000,000,000"),
     ("microsoft", "5813,292893", "5813,long", 3, "duration 'long', expected a number, 0 or more"),
@@ -212,6 +213,7 @@ def test_a_broken_philly_record_is_named_by_its_line(change, reason, file) -> No
         ('{"jobid": "a"}', ":1: begins with .*, expected a JSON list of jobs"),
         ('[\n{"jobid": "a"}\n{"jobid": "b"}]', ":3: .*expected a comma or the end"),
         ('[{"jobid": "a"},', ":1: not valid JSON"),
+        ('[{"jobid": "a"}]\n[{"jobid": "b"}]', ":2: .* after the list of jobs, expected the end of the file"),
         ("[]", "an empty list"),
     ],
 )

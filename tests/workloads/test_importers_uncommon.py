@@ -81,6 +81,33 @@ def test_other_separators_are_read(separator, quote, put) -> None:
     pd.testing.assert_frame_equal(result.trace.jobs, read(put(data.HELIOS)).trace.jobs)
 
 
+def test_files_of_spreadsheets_are_read(put) -> None:
+    """They have spaces before quotes, and rows of empty cells."""
+    lines = [", ".join(f'"{field}"' for field in line.split(",")) for line in data.HELIOS.splitlines()]
+    result = read(put("\n".join([*lines, "," * lines[0].count(",")])))
+    pd.testing.assert_frame_equal(result.trace.jobs, read(put(data.HELIOS)).trace.jobs)
+    with pytest.raises(TraceError, match=r":3: column gpu_num missing"):
+        read(put("\n\n" + data.HELIOS.replace("gpu_num", "other")), "helios")
+
+
+def test_the_last_column_counts_also_in_files_of_windows(put) -> None:
+    text = "JobID|Elapsed|AllocTRES|Submit|Start\n7|60|gres/gpu=2|2025-06-02T08:00:00|2025-06-02T08:00:30\n"
+    assert read(put(text.replace("\n", "\r\n"))).trace.duration.tolist() == [60.0]
+
+
+def test_jobs_without_names_are_named_after_their_lines(put) -> None:
+    assert read(put(data.HELIOS.replace("1425511", ""))).trace.texts("name") == ["helios-2", "1425512"]
+    start, end = "2017-10-07 01:12:09", "2017-10-07 01:13:23"
+    jobs = [data.philly_job(name, "2017-10-07 01:11:39", (start, end, [1])) for name in ("", "half \udcff")]
+    assert read(put(json.dumps(jobs))).trace.texts("name") == ["philly-1", "half ?"]
+
+
+def test_a_record_with_several_faults_counts_once(put) -> None:
+    wrong = ("soon", None, [1]), ("2016-01-01 00:00:00", None, [1])
+    jobs = [data.philly_job("a", "2017-10-07 01:11:39", *wrong), data.PHILLY_JOBS[0]]
+    assert list(read(put(json.dumps(jobs)), skip=True).reasons().values()) == [1]
+
+
 @pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
 def test_packed_files_are_read_under_any_name(pack, put) -> None:
     expected = read(put(data.PAI)).trace.jobs
@@ -222,6 +249,12 @@ def test_times_in_seconds_of_ones_own_are_those_since_1970_if_they_are_large(put
         )
         assert (trace.trace.submit_time.tolist(), trace.trace.duration.tolist()) == ([0.0, 7.0], [60.0, 3600.0])
         assert trace.trace.origin == (None if origin is None else pd.Timestamp(origin))
+    unknown = put("t,g,d\nnull,1,60\nnull,1,70\n1.7356896e9,1,80\n")
+    found = read(unknown, "table", skip=True, columns="submit=t,gpus=g,duration=d").trace
+    assert (found.duration.tolist(), str(found.origin)) == ([80.0], "2025-01-01 00:00:00")
+    with pytest.raises(TraceError, match=r":2: submitted after 2100, expected a time from 1970 to 2100"):
+        read(put("t,g\n9900000000,1\n"), "table", columns="submit=t,gpus=g")
+    assert read(put("t,g\n5,1e-12\n"), "table", columns="submit=t,gpus=g").trace.gpus.tolist() == [1]
     with pytest.raises(TraceError, match=r":2: d '1:00:99', expected a number, 0 or more, or \[D-\]HH:MM:SS"):
         read(put("t,g,d\n5,1,1:00:99\n"), "table", columns="submit=t,gpus=g,duration=d")
 

@@ -66,7 +66,7 @@ class Format(NamedTuple):
 def read_log(path: Path) -> str:
     """Read a text file, which may be compressed under any name. Raises TraceError if it is missing, broken, too large,
     empty or not UTF-8 text."""
-    return read_text(path, "a trace", TraceError, packed=True)
+    return read_text(path, "a trace as text, such as csv", TraceError, packed=True)
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Lines:
     cpu_jobs: int = 0
     notes: Counter[str] = field(default_factory=Counter)
     clock: tuple[float, int] | None = None
-    _broken: list[BadLine] = field(default_factory=list)
+    _broken: dict[int, BadLine] = field(default_factory=dict)  # by row
 
     def __post_init__(self) -> None:
         self.good = np.ones(len(self.number), dtype=np.bool_)
@@ -96,16 +96,15 @@ class Lines:
     def reject(self, rows: BoolArray, reason: Callable[[int], str]) -> None:
         """Mark rows [N] as broken; `reason` returns the error of row i and the expected value."""
         for row in np.flatnonzero(rows & self.good):
-            self._broken.append(BadLine(int(self.number[row]), reason(int(row))))
+            self._broken[int(row)] = BadLine(int(self.number[row]), reason(int(row)))
         self.good &= ~rows
 
     def adopt(self, part: Lines, rows: IntArray) -> None:
-        """Take over the broken rows of `part`, whose entry i belongs to row rows[i] here."""
-        broken = np.zeros(len(self.number), dtype=np.bool_)
-        broken[rows[~part.good]] = True
-        self._broken.extend(part._broken)
+        """Take over the broken rows of `part`, whose entry i belongs to row rows[i] here; a row counts once."""
+        for at, bad in part._broken.items():
+            self._broken.setdefault(int(rows[at]), bad)
         self.notes.update(part.notes)
-        self.good &= ~broken
+        self.good[rows[~part.good]] = False
 
     def leave_out(self, rows: BoolArray, reason: str = NEVER_RAN) -> None:
         """Leave out rows [N] without counting them as errors of the file."""
@@ -132,9 +131,9 @@ class Lines:
         rebase: make the first submission second 0 (and move the origin along).
         Raises TraceError at the first broken line unless broken lines are skipped, and if no job is left.
         """
-        self._check_ranges(columns)
+        self._check_ranges(columns, origin)
         self.refuse_broken()
-        broken = sorted(self._broken)
+        broken = sorted(self._broken.values())
         if not self.good.any():
             reasons = Counter(bad.reason for bad in self.skipped)
             never = reasons.pop(NEVER_RAN, 0)
@@ -145,7 +144,7 @@ class Lines:
                 "expected at least one"
             )
         kept = {name: column[self.good] for name, column in columns.items()}
-        kept["gpus"] = np.ceil(np.round(kept["gpus"].astype(np.float64), 9))
+        kept["gpus"] = np.maximum(np.ceil(np.round(kept["gpus"].astype(np.float64), 9)), 1)
         if rebase:
             first = float(kept["submit_time"].min())
             kept["submit_time"] = kept["submit_time"] - first
@@ -158,12 +157,15 @@ class Lines:
     def refuse_broken(self) -> None:
         """Raise TraceError for the first broken line, unless broken lines are skipped."""
         if self._broken and not self.skip_bad_lines:
-            first = min(self._broken)
+            first = min(self._broken.values())
             raise TraceError(f"{self.path}:{first.line}: {first.reason}")
 
-    def _check_ranges(self, columns: dict[str, AnyArray]) -> None:
-        """Reject jobs that no trace can hold: far from all others in time, too long, or too large."""
+    def _check_ranges(self, columns: dict[str, AnyArray], origin: pd.Timestamp | None) -> None:
+        """Reject jobs that no trace can hold: too late, far from all others in time, too long, or too large."""
         submit = np.asarray(columns["submit_time"], dtype=np.float64)
+        if origin is not None:
+            late = submit > LAST_SECOND - (origin - EPOCH).total_seconds()
+            self.reject(late, lambda _: "submitted after 2100, expected a time from 1970 to 2100")
         middle = float(np.median(submit[self.good])) if self.good.any() else 0.0
         most = f"{LONGEST_S / 2 / _YEAR_S:g} years"
         self.reject(

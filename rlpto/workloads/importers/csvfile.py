@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from rlpto.io.errors import TraceError
 from rlpto.io.reading import one_line
 from rlpto.performance.metrics import METRICS
 from rlpto.workloads.importers.base import (
+    BLANKS,
     EPOCH,
     Format,
     ImportResult,
@@ -49,7 +51,8 @@ def read_csv(
     optional: Sequence[str] = (),
     headerless: Sequence[str] = (),
 ) -> tuple[Columns, Lines]:
-    """Read the columns of a csv file, and their lines; blank lines do not count. The header determines the separator.
+    """Read the columns of a csv file, and their lines; lines without any field do not count. The header determines the
+    separator.
 
     required: columns that the file must have, in any order among others. optional: columns read if they exist. `X.gpu`
     and `X.gpu_type` are number and type of the GPUs in a column X in sacct's format, such as cpu=8,gres/gpu:a100=2.
@@ -62,23 +65,23 @@ def read_csv(
     numbered = [(number, line) for number, line in enumerate(io.StringIO(text, newline=None), 1) if line.strip()]
     separator = max(SEPARATORS, key=numbered[0][1].count)
     fields = partial(_quoted_fields if '"' in text else _plain_fields, separator)
-    header = [name.strip() for name in fields(numbered[0][1])]
+    header, place = [name.strip() for name in fields(numbered[0][1])], f"{path}:{numbered[0][0]}"
     if len(header) > _MOST_COLUMNS:
-        raise TraceError(f"{path}:{numbered[0][0]}: more than {_MOST_COLUMNS} columns, expected {','.join(required)}")
+        raise TraceError(f"{place}: more than {_MOST_COLUMNS} columns, expected {','.join(required)}")
     if headerless and not set(required) & set(header):
         header = list(headerless)
     else:
-        numbered = numbered[1:]
+        numbered = [row for row in numbered[1:] if row[1].strip(f'{separator}" \n')]
         missing = [name for name in required if _source(name, header) not in header]
         if missing:
             apart = ", separated by , ; | or tab" if len(header) == 1 else ""
             raise TraceError(
-                f"{path}:1: column {missing[0]} missing, expected a header with {','.join(required)}{apart}"
+                f"{place}: column {missing[0]} missing, expected a header with {','.join(required)}{apart}"
             )
     wanted = [name for name in (*required, *optional) if _source(name, header) in header]
     twice = [name for name in wanted if header.count(_source(name, header)) > 1]
     if twice:
-        raise TraceError(f"{path}:1: column {twice[0]} given twice, expected a header with {','.join(required)}")
+        raise TraceError(f"{place}: column {twice[0]} given twice, expected a header with {','.join(required)}")
     if not numbered:
         raise TraceError(f"{path}: no lines after the header, expected jobs")
     width = len(header)
@@ -123,14 +126,14 @@ def table_format(name: str, table: Table) -> Format:
 
 def header_of(head: str) -> list[str]:
     """Return the texts in the first line of a file, usually the names of its columns."""
-    line = head.lstrip().partition("\n")[0]
+    line = re.split(r"[\r\n]", head.lstrip(), maxsplit=1)[0]
     return [name.strip(' "') for name in line.split(max(SEPARATORS, key=line.count))]
 
 
 def _read_jobs(name: str, table: Table, found: Columns, lines: Lines) -> ImportResult:
     if table.dates is None:
-        known = next((text for text in found[table.submit] if text.strip()), "0")
-        table = replace(table, dates=not known.strip().replace(".", "", 1).isdecimal())
+        known = next((text for text in found[table.submit] if text.strip() not in BLANKS), "0")
+        table = replace(table, dates=not _is_number(known))
     columns = job_columns(name, table, found, lines)
     if table.identified:
         lines.once()
@@ -138,7 +141,8 @@ def _read_jobs(name: str, table: Table, found: Columns, lines: Lines) -> ImportR
     lines.without_gpus(columns["gpus"] == 0)
     if table.start:
         lines.leave_out(is_blank(found[table.start]))
-    since_1970 = table.dates or (name == "table" and np.median(columns["submit_time"]) >= 1e9)  # September 2001
+    submit = columns["submit_time"][lines.good]
+    since_1970 = table.dates or (name == "table" and len(submit) > 0 and np.median(submit) >= 1e9)  # September 2001
     origin = pd.Timestamp(table.origin) if table.origin else EPOCH if since_1970 else None
     return lines.finish(columns, origin, rebase=table.rebase)
 
@@ -174,7 +178,6 @@ def job_columns(name: str, table: Table, found: Columns, lines: Lines) -> dict[s
     if table.workers:
         gpus = gpus * numbers(lines, table.workers, found[table.workers], blank=1.0, whole=True)
     columns: dict[str, AnyArray] = {
-        "name": np.array([f"{name.partition('_')[0]}-{line}" for line in lines.number], dtype=object),
         **{
             own: np.array([text.strip() for text in found[column]], dtype=object)
             for own in ("name", "user", "group", "gpu_type", "service_class", "model", "metric", "stop")
@@ -184,6 +187,9 @@ def job_columns(name: str, table: Table, found: Columns, lines: Lines) -> dict[s
         "duration": duration,
         "gpus": gpus,
     }
+    by_line = [f"{name.partition('_')[0]}-{line}" for line in lines.number]
+    named = zip(columns.get("name", by_line), by_line, strict=True)
+    columns["name"] = np.array([given or usual for given, usual in named], dtype=object)
     if "model" in columns:
         lines.reject(columns["model"] == "", lambda _: f"{table.model} is empty, expected the name of a model")
     if table.batch_size in found:
@@ -197,12 +203,19 @@ def job_columns(name: str, table: Table, found: Columns, lines: Lines) -> dict[s
     return columns
 
 
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def _plain_fields(separator: str, line: str) -> list[str]:
     return line.rstrip("\n").split(separator, _MOST_COLUMNS)
 
 
 def _quoted_fields(separator: str, line: str) -> list[str]:
     try:
-        return next(csv.reader([line[:_LONGEST_LINE]], delimiter=separator, strict=True))
+        return next(csv.reader([line[:_LONGEST_LINE]], delimiter=separator, skipinitialspace=True, strict=True))
     except csv.Error:
         return []

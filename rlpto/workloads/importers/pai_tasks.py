@@ -34,6 +34,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
         optional=("gpu_type",),
         headerless=_COLUMNS,
     )
+    lines.reject(is_blank(table["job_name"]), lambda _: "job_name is empty, expected the name of a job")
     plan = numbers(lines, "plan_gpu", table["plan_gpu"], blank=0.0)
     instances = numbers(lines, "inst_num", table["inst_num"], low=1.0, blank=1.0, whole=True)
     start = numbers(lines, "start_time", table["start_time"], blank=np.nan)

@@ -39,7 +39,8 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     A job's GPUs are the GPUs of its largest attempt, its duration the summed run time of its attempts. A job without
     any started attempt is left out, since it never ran. If the last attempt has no end, the job was still running and
     its duration is unknown. An earlier attempt without start or end (a known fault of the log) counts as 0. A broken
-    record is reported with the line on which it begins; a fault in the JSON itself cannot be skipped.
+    record is reported with the line on which it begins; a fault in the JSON itself cannot be skipped. A job without a
+    jobid is named after its line.
     """
     records, numbers, said = zip(*_records(path, read_log(path)), strict=True)
     lines = Lines(path, np.array(numbers, dtype=np.int64), skip_bad_lines)
@@ -51,7 +52,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
         if fault:
             faults[i] = fault
         for key, column in text.items():
-            column.append("" if fault else str(record.get(key) or ""))
+            column.append("" if fault else _text(record.get(key)))
         for attempt in [] if fault else record["attempts"]:
             start, end = (str(attempt.get(key) or "") for key in ("start_time", "end_time"))
             gpus = sum(len(machine["gpus"]) for machine in attempt.get("detail") or ())
@@ -64,7 +65,8 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     duration, most_gpus, started = _sum_attempts(lines, attempts, submit)
     lines.leave_out(~started)
     lines.without_gpus(most_gpus == 0)
-    columns = {"name": text["jobid"], "user": text["user"], "group": text["vc"]}
+    names = [name or f"philly-{line}" for name, line in zip(text["jobid"], numbers, strict=True)]
+    columns = {"name": names, "user": text["user"], "group": text["vc"]}
     return lines.finish(
         {name: np.array(column, dtype=object) for name, column in columns.items()}
         | {"submit_time": submit[2], "duration": duration, "gpus": most_gpus},
@@ -101,6 +103,14 @@ def _records(path: Path, text: str) -> Iterator[tuple[object, int, str]]:
         yield record, line, text[begin:at]
     if first:
         raise TraceError(f"{path}: an empty list, expected jobs")
+    if rest := text[at + 1 :].lstrip():
+        line = text.count("\n", 0, len(text) - len(rest)) + 1
+        raise TraceError(f"{path}:{line}: {rest[:20]!r} after the list of jobs, expected the end of the file")
+
+
+def _text(value: object) -> str:
+    """Return a text of the file, empty for null. Halves of characters become question marks: no trace can hold them."""
+    return str(value or "").encode("utf-8", "replace").decode("utf-8")
 
 
 def _fault(record: object) -> str | None:
