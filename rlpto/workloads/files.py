@@ -22,7 +22,7 @@ def read_any(path: Path, format: str | None = None) -> Trace:
 
     path: a file, or the name of a trace that comes with RLPTO, such as microsoft/cluster04.
 
-    Raises TraceError if the file is missing or broken.
+    Raises TraceError if the file is missing or broken, or holds no jobs.
     """
     found = path if file_there(path) else example_trace(path)
     if found is None:
@@ -32,9 +32,12 @@ def read_any(path: Path, format: str | None = None) -> Trace:
             f"or take one that comes with RLPTO: {', '.join(trace_names())}"
         )
     path = found
-    if is_trace_file(path):
-        return read_trace(path)
-    return import_trace(format or detect_format(path), path).trace
+    if not is_trace_file(path):
+        return import_trace(format or detect_format(path), path).trace
+    trace = read_trace(path)
+    if not len(trace):
+        raise TraceError(f"{path}: no jobs, expected at least one")
+    return trace
 
 
 def files_by_split(paths: Mapping[str, Sequence[Path]], drawn: bool) -> dict[str, tuple[Path, ...]]:

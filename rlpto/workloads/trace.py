@@ -254,7 +254,8 @@ def read_trace(path: Path) -> Trace:
         about = (file.schema_arrow.metadata or {}).get(_METADATA_KEY)
         rows = file.metadata.num_rows
     if about is None:
-        raise TraceError(f"{path}: a parquet file, but not a trace: import it with `rlpto trace import`")
+        advice = "write its table as csv, and import that with `rlpto trace import table`"
+        raise TraceError(f"{path}: a parquet file, but not a trace of RLPTO: {advice}")
     facts = parse_json(about, path, _EXPECTED, TraceError)
     if not isinstance(facts, dict) or facts.get("schema") != _SCHEMA:
         schema = facts.get("schema") if isinstance(facts, dict) else None

@@ -16,7 +16,7 @@ from rlpto.core.stopping import StopRule
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError, JobError, TraceError
-from rlpto.workloads.files import files_by_split
+from rlpto.workloads.files import files_by_split, read_any
 from rlpto.workloads.frozen import digest_of, read_jobs, write_jobs
 from rlpto.workloads.trace import (
     COLUMNS,
@@ -115,9 +115,15 @@ def test_foreign_files_are_refused_in_one_line(tmp_path) -> None:
     newer = tmp_path / "newer.parquet"
     table = pa.table({"x": [1]}).replace_schema_metadata({b"rlpto.trace": b'{"schema": 99}'})
     pq.write_table(table, newer)
-    for path, reason in ((foreign, "not a trace"), (newer, "schema 99, expected 1")):
+    for path, reason in ((foreign, "not a trace of RLPTO: write its table as csv"), (newer, "schema 99, expected 1")):
         with pytest.raises(TraceError, match=rf"{path.name}.*{reason}"):
             read_trace(path)
+
+
+def test_a_file_without_jobs_is_refused(tmp_path: Path) -> None:
+    write_trace(small_trace().slice(6.0, 7.0), tmp_path / "t.parquet")
+    with pytest.raises(TraceError, match=r"t\.parquet: no jobs, expected at least one"):
+        read_any(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize("folder", ["9" * 3000, "nowhere", "**where", "a\0b", "\ud800"])
