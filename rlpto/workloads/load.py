@@ -23,6 +23,8 @@ ATTEMPTS = 200
 """Draws per window; the draw whose work is nearest to the wanted load is taken."""
 MOST_JOBS = 100_000
 """Most jobs in a window. More would mean that the wanted work is out of proportion to the work of a job."""
+MOST_SCALED_JOBS = 5_000_000
+"""Most jobs of a whole trace at the wanted load, for the same reason."""
 
 
 def offered_load(
@@ -53,7 +55,8 @@ def scale_load(
     overshoot by more than stopping falls short. If all jobs are taken and load is still missing, they
     are taken again, with other names and times shifted by up to JITTER_S (inside the window).
 
-    Raises TraceError if target or capacity are not above 0, the trace is empty or has no durations.
+    Raises TraceError if target or capacity are not above 0, the trace is empty or has no durations, or too many jobs
+    would be needed.
     """
     if not (target_load > 0 and capacity > 0 and window_seconds > 0):
         raise TraceError(f"load {target_load} on {capacity} GPUs over {window_seconds} s, expected all above 0")
@@ -62,9 +65,10 @@ def scale_load(
         raise TraceError(
             f"{trace.source}: no job with a known duration, by which to scale the load: expected workload.load=null"
         )
+    target = target_load * capacity * window_seconds
+    _check_jobs(trace, work, target, MOST_SCALED_JOBS)
     rng = np.random.default_rng(seed)
-    rows = choose_rows(work, target_load * capacity * window_seconds, rng)
-    rows = np.sort(rows, kind="stable")
+    rows = np.sort(choose_rows(work, target, rng), kind="stable")
     again = np.arange(len(rows)) - np.searchsorted(rows, rows)
     submit = trace.submit_time[rows]
     shifted = np.clip(submit + rng.uniform(-JITTER_S, JITTER_S, len(rows)), 0.0, np.nextafter(window_seconds, 0.0))
@@ -120,11 +124,7 @@ def draw_trace(trace: Trace, work: FloatArray, target: float | None, span: float
 
 def _rows_of_work(trace: Trace, work: FloatArray, target: float, rng: np.random.Generator) -> IntArray:
     """Draw rows with replacement, with a total work near `target`."""
-    if not work.any() or target / work.mean() > MOST_JOBS:
-        raise TraceError(
-            f"{trace.source}: jobs ask for {work.mean():.4g} GPU-s each, expected enough for {target:.4g} GPU-s "
-            f"with at most {MOST_JOBS} jobs"
-        )
+    _check_jobs(trace, work, target, MOST_JOBS)
     count = max(round(target / work.mean()), 1)
     best, distance = np.zeros(0, dtype=np.int64), np.inf
     for _ in range(ATTEMPTS):
@@ -132,3 +132,12 @@ def _rows_of_work(trace: Trace, work: FloatArray, target: float, rng: np.random.
         if (off := abs(float(work[rows].sum()) - target)) < distance:
             best, distance = rows, off
     return best
+
+
+def _check_jobs(trace: Trace, work: FloatArray, target: float, most: int) -> None:
+    """Raise TraceError if more than `most` jobs would be needed for the wanted work."""
+    if not work.any() or target / work.mean() > most:
+        raise TraceError(
+            f"{trace.source}: jobs ask for {work.mean():.4g} GPU-s each, expected enough for {target:.4g} GPU-s "
+            f"with at most {most} jobs"
+        )

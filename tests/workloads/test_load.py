@@ -67,6 +67,9 @@ def test_load_needs_durations_and_sense() -> None:
         scale_load(unknown, 0.5, CAPACITY, WINDOW)
     with pytest.raises(TraceError, match="expected all above 0"):
         scale_load(long_trace(10), 0.0, CAPACITY, WINDOW)
+    short = make_trace({"submit_time": [0.0], "duration": [1.0]}, source="short")
+    with pytest.raises(TraceError, match=r"short: jobs ask for 1 GPU-s each, expected .* at most 5000000 jobs"):
+        scale_load(short, 1.0, CAPACITY, WINDOW)
 
 
 def benchmark(jobs: int = 160) -> tuple[Trace, np.ndarray]:
