@@ -10,7 +10,14 @@ from scipy.special import ndtr, ndtri
 
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import TraceError
-from rlpto.workloads.calibration import HOURS_OF_WEEK, LEVELS, Calibration, DurationCurve, GpuClass
+from rlpto.workloads.calibration import (
+    HOURS_OF_WEEK,
+    LARGEST_SUBMISSION,
+    LEVELS,
+    Calibration,
+    DurationCurve,
+    GpuClass,
+)
 from rlpto.workloads.trace import Trace, make_trace
 
 HOUR, DAY = 3600.0, 86400.0
@@ -34,11 +41,7 @@ _CURVE_SUBMISSIONS = 10
 
 
 def calibrate(
-    trace: Trace,
-    name: str = "custom",
-    source: str | None = None,
-    start: pd.Timestamp | None = None,
-    pause: float = SUBMISSION_PAUSE_S,
+    trace: Trace, name: str = "custom", source: str | None = None, start: pd.Timestamp | None = None
 ) -> Calibration:
     """Compute the statistics of a trace, from `start` (a date; default: the trace's first whole day) on.
 
@@ -46,11 +49,12 @@ def calibrate(
     four digits, which keeps their file readable and the same on every machine. A trace without known
     origin is taken to begin on a Monday at 0:00.
 
-    Raises TraceError if `start` is before the trace, less than a week is left, or no job has a duration.
+    Raises TraceError if `start` is before the trace, less than a week is left, no job has a duration, or a submission
+    has too many jobs.
     """
     origin = MONDAY if trace.origin is None else trace.origin
     begin = (origin if start is None else start).ceil("D")
-    end = (origin + pd.Timedelta(seconds=float(trace.submit_time[-1]))).round("D")
+    end = (origin + pd.Timedelta(seconds=float(trace.submit_time.max(initial=0.0)))).round("D")
     days = (end - begin).days
     if begin < origin.floor("D"):
         raise TraceError(f"{trace.source}: begins on {origin.date()}, expected --start to be no earlier")
@@ -61,7 +65,12 @@ def calibrate(
     inside = (submit >= 0) & (submit < days * DAY) & (trace.duration > 0)
     if not inside.any():
         raise TraceError(f"{trace.source}: no job with a known duration, which a calibration needs")
-    jobs = mark_submissions(trace.jobs.assign(submit_time=submit)[inside], pause)
+    jobs = mark_submissions(trace.jobs.assign(submit_time=submit)[inside])
+    if (largest := int(jobs["size"].max())) > LARGEST_SUBMISSION:
+        raise TraceError(
+            f"{trace.source}: {largest:,} jobs of one size at most {SUBMISSION_PAUSE_S:g} s apart, expected at most "
+            f"{LARGEST_SUBMISSION:,}"
+        )
     heads = jobs[jobs["head"]]
     day_sigma, day_correlation = _day_factors(heads["submit_time"].to_numpy(), begin.weekday(), days)
     gaps = jobs["gap"].to_numpy()[~jobs["head"].to_numpy()]
@@ -70,7 +79,7 @@ def calibrate(
         source=trace.source if source is None else source,
         first_day=begin.date(),
         days=days,
-        pause=pause,
+        pause=SUBMISSION_PAUSE_S,
         gap=_rounded(gaps.mean()) if len(gaps) else 0.0,
         day_sigma=_rounded(day_sigma),
         day_correlation=_rounded(day_correlation),
@@ -264,12 +273,12 @@ def _at(quantiles: Sequence[float], level: FloatArray) -> FloatArray:
     return np.asarray(np.exp(np.interp(level, LEVELS, np.log(quantiles))))
 
 
-def mark_submissions(jobs: pd.DataFrame, pause: float = SUBMISSION_PAUSE_S) -> pd.DataFrame:
+def mark_submissions(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return the jobs with the columns submission (number), head (first job), gap (s since the last), size (jobs)."""
     jobs = jobs.sort_values(["group", "user", "gpus", "submit_time"], kind="stable")
     same = (jobs[["group", "user", "gpus"]] == jobs[["group", "user", "gpus"]].shift()).all(axis=1)
     gap = jobs["submit_time"].diff()
-    head = ~(same & (gap <= pause))
+    head = ~(same & (gap <= SUBMISSION_PAUSE_S))
     submission = head.cumsum()
     size = submission.groupby(submission).transform("size")
     return jobs.assign(submission=submission, head=head, gap=gap, size=size)

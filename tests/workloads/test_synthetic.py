@@ -74,7 +74,7 @@ def test_calibrating_a_generated_trace_gives_the_calibration_back() -> None:
     assert found.classes[0].durations[0].seconds[11] == pytest.approx(100 * 10**0.5, rel=0.05)
 
 
-def test_calibrate_needs_a_week_and_durations() -> None:
+def test_calibrate_needs_a_week_and_durations(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TraceError, match=r"3 whole days from 2018-01-01 on, expected at least 7"):
         calibrate(generate(plain_calibration(), 3, 0))
     with pytest.raises(TraceError, match=r"begins on 2018-01-01, expected --start to be no earlier"):
@@ -82,8 +82,13 @@ def test_calibrate_needs_a_week_and_durations() -> None:
     unknown = make_trace({"name": ["a", "b"], "submit_time": [0.0, 8 * DAY]}, source="test")
     with pytest.raises(TraceError, match="no job with a known duration"):
         calibrate(unknown)
+    with pytest.raises(TraceError, match=r"0 whole days from 2018-01-01 on"):
+        calibrate(unknown.take(np.arange(0)))
     busy = np.append(np.arange(0, 7 * DAY, 600.0), 14 * DAY)  # for a week, then nothing for a week
     assert calibrate(make_trace({"submit_time": busy, "duration": np.full(len(busy), 60.0)}, "test")).day_sigma == 3
+    monkeypatch.setattr("rlpto.workloads.synthetic.LARGEST_SUBMISSION", 1)
+    with pytest.raises(TraceError, match=r"jobs of one size at most 60 s apart, expected at most 1"):
+        calibrate(generate(plain_calibration(), 10, 0))
 
 
 @pytest.mark.slow
