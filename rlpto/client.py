@@ -337,7 +337,7 @@ def _noted() -> dict[str, tuple[str, int]]:
 
 
 def _note() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "rlpto" / "services.json"
 
 

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlpto.cli.main import make_app
-from rlpto.client import Client, ServiceError, note_service
+from rlpto.client import Client, ServiceError, note_service, service_is_known
 from rlpto.io.errors import RlptoError
 from rlpto.store import status
 from rlpto.store.checkpoints import write_checkpoint
@@ -102,6 +102,14 @@ def test_authorities_are_read_only_where_something_is_encrypted(
     if not known:  # were anything encrypted after all, it would be refused
         assert trusted.verify_mode is ssl.CERT_REQUIRED
         assert trusted.get_ca_certs() == []
+
+
+def test_without_a_home_folder_no_service_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_STATE_HOME", "RLPTO_SERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("rlpto.client.os.path.expanduser", lambda path: path)  # as for a user without a home
+    monkeypatch.chdir(tmp_path)
+    assert not service_is_known()
 
 
 class TestClient:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlpto.io.errors import ConfigError, JobError
-from rlpto.io.files import whole_file
+from rlpto.io.errors import ConfigError, JobError, refusals_as
+from rlpto.io.files import is_there, whole_file
 from rlpto.io.reading import parsing
 from rlpto.io.unpacking import CheckedZip
 
@@ -29,8 +29,8 @@ def pack(script: Path, chosen: Sequence[Path]) -> str:
     """Pack files and folders from a script's folder into text, with names relative to that folder. Equal files give
     equal text. Hidden files and `__pycache__` of folders are left out.
 
-    Raises ConfigError for a path that is missing or outside the folder, for names with other characters than letters,
-    digits, `_`, `.` and `-`, and for too many or too large files.
+    Raises ConfigError for a path that is missing, unreadable or outside the folder, for names with other characters
+    than letters, digits, `_`, `.` and `-`, and for too many or too large files.
     """
     root = script.parent.resolve()
     files = {name: path for one in chosen for name, path in _named(root, one) if path != script.resolve()}
@@ -39,9 +39,14 @@ def pack(script: Path, chosen: Sequence[Path]) -> str:
     if sum(path.stat().st_size for path in files.values()) > LARGEST_UNPACKED:
         raise ConfigError(f"--files: expected {LARGEST_UNPACKED} bytes at most, all files together")
     try:
-        return packed({name: path.read_bytes() for name, path in files.items()})
+        return packed({name: _content(path) for name, path in files.items()})
     except ValueError as wrong:
         raise ConfigError(f"--files: {wrong}") from None
+
+
+def _content(path: Path) -> bytes:
+    with refusals_as(ConfigError, f"--files {path}: cannot read the file"):
+        return path.read_bytes()
 
 
 def packed(files: Mapping[str, bytes]) -> str:
@@ -59,7 +64,7 @@ def packed(files: Mapping[str, bytes]) -> str:
 def _named(root: Path, chosen: Path) -> Iterator[tuple[str, Path]]:
     """Files below a path, with their names relative to `root`. Raises ConfigError for unsuitable paths."""
     path = chosen.resolve()
-    if not path.exists():
+    if not is_there(path):
         raise ConfigError(f"--files {chosen}: there is no such file or folder")
     if not path.is_relative_to(root):
         raise ConfigError(f"--files {chosen}: expected a path in the folder of the script, {root}")

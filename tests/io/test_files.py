@@ -10,7 +10,7 @@ import pytest
 
 from rlpto.experiments.config import load_config
 from rlpto.io.errors import CheckpointError, ConfigError, TraceError
-from rlpto.io.files import PART_LIFETIME_S, file_there, folder_there, is_there, whole_file, write_text
+from rlpto.io.files import PART_LIFETIME_S, FileLock, file_there, folder_there, is_there, whole_file, write_text
 from rlpto.io.paths import EXAMPLES, example_config, example_trace, trace_names
 from rlpto.policies.spec import parse_spec
 from rlpto.workloads.files import read_any
@@ -80,6 +80,19 @@ def test_where_output_goes_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     with log.open("w") as file, pytest.raises(CheckpointError, match="expected a file, got a device, pipe or socket"):
         write_text(Path(f"/dev/fd/{file.fileno()}"), "whole", "a file")
     assert log.read_text() == ""
+
+
+def test_a_lock_that_the_file_system_refuses_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("rlpto.io.files.fcntl.flock", refuse)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No locks available"):
+        FileLock(tmp_path / "lock")
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "no/such/file"])

@@ -44,12 +44,24 @@ def test_paths_that_cannot_go_along_are_named(tmp_path: Path) -> None:
         file.truncate(LARGEST_UNPACKED + 1)
     for name, said in (
         ("missing.py", "no such file"),
+        ("x" * 5000, "no such file"),
         ("../other.py", "in the folder of the script"),
         ("a b.py", "names of letters"),
         ("large.bin", "bytes at most"),
     ):
         with pytest.raises(ConfigError, match=said):
             pack(script, [tmp_path / "mine" / name])
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = project(tmp_path / "mine")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"--files .*settings\.yaml: cannot read the file: permission denied"):
+        pack(script, [tmp_path / "mine" / "settings.yaml"])
 
 
 def archive(*names: str, size: int = 1, method: int = zipfile.ZIP_DEFLATED, listed: int | None = None) -> str:
