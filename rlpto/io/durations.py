@@ -5,10 +5,10 @@ from __future__ import annotations
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
 
-def span_text(seconds: float | None, none: str = "") -> str:
-    """A time in one unit: 42 s, 12 min, 3.5 h, 2.1 d. none: text for None."""
+def span_text(seconds: float | None) -> str:
+    """A time in one unit: 42 s, 12 min, 3.5 h, 2.1 d. It is empty for None."""
     if seconds is None:
-        return none
+        return ""
     if abs(seconds) < 2 * _MINUTE_S:
         return f"{seconds:.0f} s"
     if abs(seconds) < 2 * _HOUR_S:

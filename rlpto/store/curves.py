@@ -71,12 +71,12 @@ def close_spans(store: Store, job: str, at: float) -> None:
     store.write("UPDATE spans SET ended = ? WHERE job = ? AND ended IS NULL", (at, job))
 
 
-def spans_between(store: Store, since: float, until: float, limit: int = 10_000) -> list[Span]:
-    """Spans that overlap an interval [s]: the newest `limit`, newest first."""
-    tail = "WHERE started < ? AND {} ORDER BY started DESC LIMIT ?"  # one query per case, each with an index
-    open_ones = find(store, Span, tail.format("ended IS NULL"), (until, limit))
-    over = find(store, Span, tail.format("ended >= ?"), (until, since, limit))
-    return sorted(open_ones + over, key=lambda span: -span.started)[:limit]
+def spans_between(store: Store, since: float, until: float) -> list[Span]:
+    """The newest 10,000 spans that overlap an interval [s], newest first."""
+    tail = "WHERE started < ? AND {} ORDER BY started DESC LIMIT 10000"  # one query per case, each with an index
+    open_ones = find(store, Span, tail.format("ended IS NULL"), (until,))
+    over = find(store, Span, tail.format("ended >= ?"), (until, since))
+    return sorted(open_ones + over, key=lambda span: -span.started)[:10_000]
 
 
 def spans_of_job(store: Store, job: str) -> list[Span]:
