@@ -141,11 +141,12 @@ def _curve_of(sizes: IntArray, bounds: Sequence[int]) -> IntArray:
 
 
 def _duration_curves(jobs: pd.DataFrame) -> tuple[DurationCurve, ...]:
-    """Return the durations by size of submission. Sizes with too few submissions join the next smaller size."""
+    """Return the durations by size of submission. Sizes with too few submissions join the next smaller size, and the
+    smallest sizes that occur have the curve of single jobs."""
     heads = jobs.loc[jobs["head"], "size"].to_numpy()
     bounds = [1]
     for bound, above in zip(_SIZE_BOUNDS[1:], (*_SIZE_BOUNDS[2:], np.inf), strict=True):
-        if np.count_nonzero((heads >= bound) & (heads < above)) >= _CURVE_SUBMISSIONS:
+        if np.count_nonzero((heads >= bound) & (heads < above)) >= _CURVE_SUBMISSIONS and heads.min() < bound:
             bounds.append(bound)
     curve = _curve_of(jobs["size"].to_numpy(dtype=np.int64), bounds)
     seconds = jobs["duration"].to_numpy(dtype=np.float64)

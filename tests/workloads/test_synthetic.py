@@ -86,6 +86,9 @@ def test_calibrate_needs_a_week_and_durations(monkeypatch: pytest.MonkeyPatch) -
         calibrate(unknown.take(np.arange(0)))
     busy = np.append(np.arange(0, 7 * DAY, 600.0), 14 * DAY)  # for a week, then nothing for a week
     assert calibrate(make_trace({"submit_time": busy, "duration": np.full(len(busy), 60.0)}, "test")).day_sigma == 3
+    sweeps = (np.arange(20)[:, None] * DAY / 2 + np.arange(10)).ravel()  # none has fewer than ten jobs
+    (group,) = calibrate(make_trace({"submit_time": sweeps, "duration": np.full(len(sweeps), 60.0)}, "test")).classes
+    assert [curve.submission_jobs for curve in group.durations] == [1]
     monkeypatch.setattr("rlpto.workloads.synthetic.LARGEST_SUBMISSION", 1)
     with pytest.raises(TraceError, match=r"jobs of one size at most 60 s apart, expected at most 1"):
         calibrate(generate(plain_calibration(), 10, 0))
