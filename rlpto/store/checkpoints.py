@@ -28,22 +28,22 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, step: int, state: bytes) -> Checkpoint:
-    """Write `state` as the checkpoint of `step`, and drop all but the newest `KEPT_CHECKPOINTS` up to it.
+    """Write `state` as the checkpoint of `step`. It and the newest of earlier steps stay, `KEPT_CHECKPOINTS` in all.
 
-    Those of later steps are from a training that was given up, as none of them could be read. The file's name holds its
-    hash. Raises CheckpointError if the disk is full or the folder may not be written; all older checkpoints are then
-    still there.
+    Those of later steps are from a training that was given up, as none of them could be read; another one of this step
+    may be damaged. The file's name holds its hash. Raises CheckpointError if the disk is full or the folder may not be
+    written; all older checkpoints are then still there.
     """
     digest = hashlib.sha256(state).hexdigest()
     path = folder / f"step-{step:012d}-{digest}.ckpt"
     with whole_file(path, "a checkpoint") as unfinished:
         unfinished.write_bytes(state)
-    found = list_checkpoints(folder)
-    kept = [one for one in found if one.step <= step][:KEPT_CHECKPOINTS]
+    found, new = list_checkpoints(folder), Checkpoint(step, str(path), digest)
+    kept = [new, *[one for one in found if one.step < step][: KEPT_CHECKPOINTS - 1]]
     for other in found:
         if other not in kept:
             Path(other.path).unlink(missing_ok=True)
-    return Checkpoint(step, str(path), digest)
+    return new
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

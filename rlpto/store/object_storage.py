@@ -134,7 +134,7 @@ class CheckpointStorage:
                     stream.write(file.read())
         names = self._names(system, place)
         later = [] if self._given_up else [one for one in names if name_of(one)[0] > found[0].step]
-        kept = [*later, *[one for one in names if name_of(one)[0] <= found[0].step][:KEPT_CHECKPOINTS]]
+        kept = [*later, name, *[one for one in names if name_of(one)[0] < found[0].step][: KEPT_CHECKPOINTS - 1]]
         for other in names:
             if other not in kept:
                 system.delete_file(f"{place}/{other}")

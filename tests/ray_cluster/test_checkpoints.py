@@ -39,6 +39,13 @@ def test_the_newest_two_stay_and_a_damaged_one_falls_back_to_the_one_before(tmp_
     assert set(tmp_path.iterdir()) == foreign
 
 
+def test_a_step_that_is_trained_again_replaces_its_damaged_checkpoint(tmp_path: Path) -> None:
+    before = write_checkpoint(tmp_path, 900, b"before")
+    Path(write_checkpoint(tmp_path, 1000, b"first").path).write_bytes(b"damaged")
+    again = write_checkpoint(tmp_path, 1000, b"second")
+    assert list_checkpoints(tmp_path) == [again, before]
+
+
 def test_a_job_that_starts_over_keeps_its_new_checkpoints(tmp_path: Path) -> None:
     folder = JobFolder(make_spec(tmp_path))
     for step in (5000, 5100):

@@ -129,6 +129,13 @@ def with_two_copies(server: Server, folder: Path) -> JobFolder:
     return folder_of(server, folder)
 
 
+def test_a_step_that_is_trained_again_replaces_its_copy(server: Server, tmp_path: Path) -> None:
+    job = with_two_copies(server, tmp_path / "job")
+    job.write(20, b"another state")
+    job.close()
+    assert server.steps() == [20, 10]
+
+
 def test_a_copy_that_is_damaged_is_passed_over(server: Server, tmp_path: Path) -> None:
     job = with_two_copies(server, tmp_path / "job")
     newest = max(one.key for one in server.bucket.objects.filter(Prefix=PLACE))
