@@ -54,7 +54,8 @@ def detect_format(path: Path) -> str:
     head = read_log(path)[:4096]
     found = next((name for name in format_names() if _format(name).recognises(head)), None)
     if found is None:
-        raise TraceError(f"{path}: no known trace format, expected one of {', '.join(format_names())}")
+        own = "a csv of your own needs `rlpto trace import table`"
+        raise TraceError(f"{path}: no known trace format, expected one of {', '.join(format_names())}; {own}")
     return found
 
 
