@@ -21,9 +21,10 @@ from rlpto.core.job_table import STRICT
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.placement import fit_rows
 from rlpto.core.queue_order import next_promotion, order_rows
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.io.errors import PolicyError
+from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.performance.tables import NO_TYPE
 
@@ -149,12 +150,19 @@ class Queue:
         return Allocation(gpus, order, batch_size, placement, servers)
 
 
+def as_array(values: Any, policy: str, ragged: str) -> AnyArray:
+    """Return `values` as an array. Raises PolicyError if it is none. ragged: what rows of unequal length are called."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise PolicyError(f"policy {policy} returned {ragged}") from None
+    except (RuntimeError, TypeError) as error:  # such as of a torch tensor with a gradient, or on a GPU
+        raise PolicyError(f"policy {policy} returned no array: {one_line(error)}") from None
+
+
 def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> IntArray:
     """Return `numbers` as int64 [count]. Raises PolicyError naming the policy and the fault. unit: for the message."""
-    try:
-        array = np.asarray(numbers)
-    except ValueError:
-        raise PolicyError(f"policy {policy} returned ragged {unit}: expected {count} whole numbers") from None
+    array = as_array(numbers, policy, f"ragged {unit}: expected {count} whole numbers")
     if array.shape != (count,):
         raise PolicyError(f"policy {policy} returned {unit} of shape {array.shape}: expected ({count},), one per job")
     if array.dtype.kind in "iu":
@@ -191,11 +199,12 @@ def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy:
     """Return `placement` as a new int64 [n, N]. Raises PolicyError unless it gives gpus [n] on nodes that are up."""
     if placement is None:
         return None
-    array, shape = np.asarray(placement), (len(state.jobs), len(state.shape))
+    shape = len(state.jobs), len(state.shape)
+    expected = f"expected whole numbers of shape {shape}, one for every job and node"
+    array = as_array(placement, policy, f"a ragged placement: {expected}")
     if array.shape != shape or array.dtype.kind not in "iu":
         raise PolicyError(
-            f"policy {policy} returned a placement of shape {array.shape} and type {array.dtype}: expected whole "
-            f"numbers of shape {shape}, one for every job and node"
+            f"policy {policy} returned a placement of shape {array.shape} and type {array.dtype}: {expected}"
         )
     array = array.astype(np.int64)
     wrong = np.flatnonzero((array < 0).any(axis=1) | (array.sum(axis=1) != gpus))
@@ -212,9 +221,10 @@ def check_order(order: Any, count: int, policy: str) -> IntArray | None:
     """Return `order` as int64 [count]. Raises PolicyError unless it is a permutation of the rows."""
     if order is None:
         return None
-    array = np.asarray(order)
+    wrong = f"a placement order that is no permutation of its {count} jobs"
+    array = as_array(order, policy, wrong)
     if array.shape != (count,) or array.dtype.kind not in "iu" or not is_permutation(array.astype(np.int64)):
-        raise PolicyError(f"policy {policy} returned a placement order that is no permutation of its {count} jobs")
+        raise PolicyError(f"policy {policy} returned {wrong}")
     return array.astype(np.int64)
 
 

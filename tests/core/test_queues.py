@@ -148,6 +148,13 @@ def give_up(state: ClusterState, gpus: object, order: object = None) -> str:
     return message
 
 
+class Elsewhere:
+    """An array on a GPU."""
+
+    def __array__(self, *_: object, **__: object) -> None:
+        raise TypeError("can't convert it to numpy")
+
+
 class TestRefusals:
     STATE = waiting([1, 1, 1], gpus=[2, 2, 2], min_gpus=[1, 2, 1], max_gpus=[4, 3, 4])
 
@@ -159,15 +166,21 @@ class TestRefusals:
             (None, "shape (): expected (3,), one per job"),
             ([True, False, True], "type bool: expected whole numbers"),
             ([[1], 2, 1], "ragged GPUs: expected 3 whole numbers"),
+            (Elsewhere(), "returned no array: can't convert it to numpy"),
             (np.array([2**63 + 1, 0, 0], dtype=np.uint64), "expected 0, or 1 to 4"),
         ],
     )
     def test_gpus_that_are_no_allocation(self, gpus, said):
         assert said in give_up(self.STATE, gpus)
 
-    @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [-1, 0, 1], [0.0, 1.0, 2.0]])
+    @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [-1, 0, 1], [0.0, 1.0, 2.0], [[0], 1, 2]])
     def test_orders_that_are_no_permutation(self, order):
         assert "a placement order that is no permutation of its 3 jobs" in give_up(self.STATE, [1, 2, 1], order)
+
+    def test_a_placement_with_rows_of_different_lengths(self):
+        ragged = Allocation(np.array([1, 2, 1]), placement=[[1], [1, 1], [1]])
+        with pytest.raises(PolicyError, match=r"^policy mine returned a ragged placement: expected .* shape \(3, 1\)"):
+            Queue(QueueSettings()).admit(self.STATE, ragged, "mine")
 
     def test_something_else_than_an_allocation(self):
         with pytest.raises(PolicyError, match="policy mine returned a ndarray: expected an Allocation"):
