@@ -86,8 +86,8 @@ def choose_gpu_types(
 
     A job that does not grow stays on its GPU type. The others follow in queue order: each chooses the GPU type on which
     it should finish first with at most its requested number of the free GPUs there, including another rescale if it has
-    to move. A job that finds fewer than its min_gpus on every GPU type waits, and the GPU type with most free GPUs is
-    reserved for it: no later job takes any of them.
+    to move. A job that finds fewer than its min_gpus on every GPU type waits. Of the types with enough GPUs for it, the
+    one with most free GPUs is reserved for it: no later job takes any of them.
 
     held: [n, G] GPUs of each type that jobs hold. room: [G] GPUs of each type that jobs may hold. speed: [G, n, K + 1]
     speed with 0 to K GPUs of each type; used for growing jobs only. types: [n, G] variant of each job on each GPU type.
@@ -126,8 +126,8 @@ def choose_gpu_types(
                 chosen, soonest = g, seconds
         if not keeps:
             gpus[row] = 0
-            if keep >= 0 or not floor_size.size:
-                left[max(keep, 0)] = 0
+            if keep >= 0:
+                left[keep] = 0
             continue
         if home != NO_GPU_TYPE and can[home] == wishes[row]:
             chosen = home

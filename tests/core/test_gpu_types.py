@@ -15,7 +15,7 @@ from rlpto.core.gpu_types import NO_GPU_TYPE, gpu_types_of, room_of
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.placement import pack
-from rlpto.core.queues import QueueSettings
+from rlpto.core.queues import Queue, QueueSettings
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError, JobError, ProfileError
@@ -142,6 +142,16 @@ class TestGpuTypes:
         given = admit(cluster, [0, 2, 8, 1])
         assert list(given.gpus) == [0, 2, 0, 1]
         assert set(cluster.nodes_of(3)) == {2}, "the slow ones are kept for job 2"
+
+    def test_no_kind_is_kept_for_a_job_that_does_not_fit_it(self) -> None:
+        """With a slow node down the first job fits neither type, so the second may have the fast one."""
+        tables = with_gpu_types(linear_tables(), {"fast": (2.0, 4), "slow": (1.0, 4)})
+        nodes = (Node(4, gpu="fast"), Node(4, gpu="slow"), Node(4, gpu="slow"))
+        state = SimulatedCluster(nodes, [job(0, gpus=6), job(1, gpus=1)], tables, SimulatorSettings()).state()
+        state = replace(state, shape=state.shape.with_up([True, True, False]))
+        admitted = Queue(QueueSettings()).admit(state, Allocation(np.array([6, 1])), "mine")
+        assert admitted.placement is not None
+        assert admitted.placement.tolist() == [[0, 0, 0], [1, 0, 0]]
 
     def test_a_policy_that_spreads_a_job_over_kinds_has_counted_gpus(self) -> None:
         cluster = two_gpu_types([job(0, gpus=2)])
