@@ -71,6 +71,7 @@ def has_flattened(rule: StopRule, declared: float, epochs: FloatArray, accuracy:
     if not len(epochs) or epochs[-1] < rule.after * declared - slack:
         return False
     older = epochs <= epochs[-1] - rule.over * declared + slack
+    older[-1] = False  # even if the window is shorter than the tolerance
     level = float(np.median(accuracy[~older]))
     return bool(older.any()) and level - float(accuracy[older].max()) <= rule.gain * level
 

@@ -97,6 +97,8 @@ def test_a_plateau_ends_a_job_only_without_the_guard() -> None:
     assert stop_epoch(StopRule(), 100.0, plateau) == 70
     assert not has_flattened(UNGUARDED, 120.0, np.zeros(0), np.zeros(0))
     assert not has_flattened(UNGUARDED, 120.0, np.array([100.0]), np.array([0.9])), "nothing to compare with"
+    shortest = StopRule(over=1e-12, after=0)
+    assert has_flattened(shortest, 9.0, np.array([1.0, 2.0]), np.array([0.5, 0.5])), "the newest is in the window"
 
 
 def test_rules_are_written_as_text() -> None:
