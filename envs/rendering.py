@@ -51,7 +51,9 @@ class Scene(NamedTuple):
 
     def text(self, workload: str, reward: float) -> str:
         """The headline and a table of the active jobs. Hours left assume the GPUs held, or else the requested GPUs."""
-        view = self.view
+        view, headline = self.view, self.headline(workload, reward)
+        if not len(view):
+            return f"{headline}\n"
         count = np.where(view["gpus"] > 0, view["gpus"], np.minimum(view["requested_gpus"], self.speed.shape[1] - 1))
         table = pd.DataFrame(
             {
@@ -64,7 +66,7 @@ class Scene(NamedTuple):
             }
         )
         shown = table.to_string(index=False, float_format="{:.3f}".format)
-        return f"{self.headline(workload, reward)}\n\n{shown}\n"
+        return f"{headline}\n\n{shown}\n"
 
     def picture(self, workload: str, reward: float) -> NDArray[np.uint8]:
         """A picture [HEIGHT, WIDTH, 3]: GPUs on the left, jobs in queue order on the right.

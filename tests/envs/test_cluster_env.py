@@ -123,6 +123,7 @@ class TestEpisodes:
         env.reset()
         while not env.step(np.zeros(len(ACTION_FEATURES)))[2]:
             pass
+        assert env.batch.render(0, "ansi").count("\n") == 1, "without jobs there is no table"
         with pytest.raises(ResetNeeded, match="episode is over"):
             env.step(np.zeros(len(ACTION_FEATURES)))
 
