@@ -55,10 +55,10 @@ class FailureSettings(Settings):
     def _seconds_or_a_rule(cls, value: Any) -> Any:
         try:
             seconds = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # the last one for an int larger than any float
             seconds = 0.0
         if not 0.001 <= seconds <= LARGEST_NUMBER and value not in ("young", "daly"):
-            raise ValueError(f"expected seconds (0.001 or more), young or daly, got {value!r}")
+            raise ValueError(f"expected seconds (0.001 or more), young or daly, got {value!r:.60}")
         return value
 
     @model_validator(mode="after")
