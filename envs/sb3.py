@@ -21,7 +21,9 @@ Indices = int | Iterable[int] | None
 
 
 class SB3ClusterEnv(VecEnv):
-    """B environments with the episodes of `rlpto.envs.vector.ClusterVectorEnv`, or one over an external cluster.
+    """B environments in one process, or one over an external cluster.
+
+    Environment b draws its episodes from (seed, b), not from seed + b as in `rlpto.envs.vector.ClusterVectorEnv`.
 
     When the episode of environment i is over, infos[i] holds: terminal_observation, TimeLimit.truncated, terms (sums of
     the reward's terms, by name), elapsed (simulated seconds), workload (its name) and episode (r: sum of rewards, l:
