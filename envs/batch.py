@@ -135,14 +135,18 @@ class EnvBatch:
         above_baseline(baseline, clusters.current, start, end, ended, parts, reward)
         reward /= settings.reward_scale
         self.elapsed[:] = end - start
+        return self._add_step(reward, parts, ended, end - self.began)
+
+    def _add_step(self, reward: FloatArray, parts: FloatArray, ended: BoolArray, passed: FloatArray) -> BatchSteps:
+        """Add a step to the sums, and return it. passed: [B] seconds since the episodes began."""
         self.steps += 1
         self.terms += parts
         self.reward += reward
         self.seconds += self.elapsed
-        cut = (end - self.began >= self.length) & ~ended
+        cut = passed >= self.length
         if self.max_steps is not None:
-            cut |= (self.steps >= self.max_steps) & ~ended
-        return BatchSteps(reward, parts, self.elapsed.copy(), ended, cut, self.observe())
+            cut |= self.steps >= self.max_steps
+        return BatchSteps(reward, parts, self.elapsed.copy(), ended, cut & ~ended, self.observe())
 
     def observe(self) -> Observation:
         """The present observation as fresh arrays [B, ...]."""

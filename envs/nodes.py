@@ -157,15 +157,7 @@ class NodesBatch(EnvBatch):
         parts[:, REWARD_PARTS.index("time")] = -weights.time * self._sums[:, 0] / HOUR
         parts[:, REWARD_PARTS.index("money")] = -weights.money * self._sums[:, 1]
         reward = parts.sum(axis=1) / self.setup.settings.reward_scale
-        self.steps += 1
-        self.terms += parts
-        self.reward += reward
-        self.seconds += TICK_S
-        ended = over == 1
-        cut = (self.seconds >= self.length) & ~ended
-        if self.max_steps is not None:
-            cut |= (self.steps >= self.max_steps) & ~ended
-        return BatchSteps(reward, parts, self.elapsed.copy(), ended, cut, self.observe())  # type: ignore[arg-type]
+        return self._add_step(reward, parts, over == 1, self.seconds + TICK_S)
 
     def _arrays(self) -> dict[str, AnyArray]:
         """The arrays that change, by name."""
