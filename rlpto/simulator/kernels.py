@@ -258,9 +258,13 @@ def advance_until(
 
 
 def take_up_all(w: World, time: float, shape: ClusterShape, placement: Placement) -> None:
-    """Set cluster 0 to `time` [s] with all its jobs active, its nodes as in shape and its GPUs as in placement."""
+    """Set cluster 0 to `time` [s] with all its jobs active, its nodes as in shape and its GPUs as in placement.
+
+    No node is requested or returned from then on.
+    """
     w.machines["up"][0], w.free[0] = [node.up for node in shape], shape.offered
     w.clusters["capacity"] = shape.up_gpus
+    w.clusters["next_rent"] = np.inf  # a new world's first decision on nodes is at time 0, in the past
     for job, nodes in enumerate(placement.nodes):
         w.nodes[0, job, : len(nodes)] = nodes
     take_up(w, 0, time, placement.training, placement.spanned, placement.starting)

@@ -14,6 +14,7 @@ from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
+from rlpto.core.renting import RentedSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.known import Knowledge
@@ -29,7 +30,7 @@ from rlpto.simulator.batch_loop import Loop
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Scripted, linear_tables, random_jobs, random_tables
+from ..builders import Scripted, advance_to, linear_tables, random_jobs, random_tables
 
 NODES = (Node(4), Node(4))
 QUEUE = QueueSettings(aging_normal=500.0, aging_low=700.0)
@@ -99,6 +100,19 @@ def test_rollouts_cost_what_then_happens(way: dict[str, str], seed: int, classes
     assert len(spent) > 2
     assert np.all(np.diff(spent) > -1e-3), "what has been paid grows, and what is ahead is never mistaken"
     assert spent[0] == pytest.approx(12 * record.decisions.time[0], abs=1e-3)
+
+
+def test_rollouts_begin_now_where_nodes_are_rented() -> None:
+    """They stay as they are, so that a plan costs the same as on nodes that are always there."""
+    costs = []
+    for rented in (None, RentedSettings(most=2, least=2)):
+        nodes = tuple(replace(node, rented=rented) for node in NODES)
+        cluster = SimulatedCluster(nodes, at_once(3), random_tables(3, 8, 13.0), SimulatorSettings())
+        advance_to(cluster, 600.0)
+        planner = Noted(SimulatorSettings(), perturbations=0)
+        planner(Queue(QUEUE).order(cluster.state()))
+        costs.append(planner.costs[0])
+    np.testing.assert_array_equal(*costs)
 
 
 def test_where_all_jobs_are_there_plans_are_at_least_as_good_as_their_base() -> None:
