@@ -29,10 +29,10 @@ from rlpto.knowledge.known import TRUTH, Knowledge
 from rlpto.knowledge.remaining import RemainingWork
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.allocating import apply_placement, choose_types, restart_jobs
-from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
+from rlpto.simulator.arrays import CHANGE, build_world
 from rlpto.simulator.failures import noticed
 from rlpto.simulator.job_kernels import take_rows
-from rlpto.simulator.kernels import advance_until, apply_and_look, begin, outlook, take_up_all
+from rlpto.simulator.kernels import Outlook, advance_until, apply_and_look, begin, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.renting import look_at_nodes, rent_and_look, work_done
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -94,7 +94,7 @@ class SimulatedCluster:
         self._online: OnlineJobs | None = None
         if performance is not None:
             above = settings.change_batch_above
-            self._online = OnlineJobs(jobs, store, tables, performance, knowledge.rules, remaining, change_above=above)
+            self._online = OnlineJobs(jobs, store, tables, performance, knowledge.rules, remaining, above)
         rows = tables if self._online is None else with_own_rows(tables, len(store))
         self._world = build_world(
             store.records[None],
@@ -111,30 +111,10 @@ class SimulatedCluster:
         self.time, self._logged = 0.0, 0
         self._types_chosen = bool((tables.own[store.type_index] != store.type_index).any())
 
-    def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
+    def _see(self, seen: Outlook) -> None:
         """Copy the state that the compiled code reports."""
-        self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged, self.done = outlook
+        self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged, self.done = seen
         self.changed = bool(changed)
-
-    def append(self, jobs: Sequence[Job]) -> None:
-        """Add jobs, sorted by submit time, submitted neither before the present jobs nor before the present time.
-
-        Raises JobError for other submit times, and for a job that the cluster or the tables cannot serve.
-        """
-        earliest = max(float(self.store.records["submit_time"].max(initial=0.0)), self.time)
-        if jobs and jobs[0].submit_time < earliest:
-            raise JobError(
-                f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later"
-            )
-        check_jobs_fit(jobs, self._shape.most_gpus)
-        store = JobStore.from_jobs(jobs, self.tables)
-        check_servers_fit(jobs, store, self.tables, self._shape)
-        self._drain_log()
-        self.store.append(store.records)
-        self.jobs = (*self.jobs, *jobs)
-        most = int(min(self._shape.most_gpus, self.store.records["max_gpus"].max(initial=1)))
-        self._world = with_jobs(self._world, self.store.room[None], len(self.store), most)
-        self._order = np.arange(len(self.store))
 
     @property
     def rescale_delay(self) -> FloatArray:

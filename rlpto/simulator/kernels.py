@@ -29,6 +29,9 @@ from rlpto.simulator.job_kernels import (
 )
 from rlpto.simulator.shortfall import follow_accuracy, join_followed
 
+Outlook = tuple[float, int, int, int, int, int, bool]
+"""Time, GPUs up, GPUs held, active jobs, 1 if something changed, entries in the log, whether the cluster is over."""
+
 
 @helper()
 def join_arrivals(w: World, b: int) -> None:
@@ -214,8 +217,8 @@ def is_over(w: World, b: int) -> bool:
 
 
 @kernel()
-def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
-    """Time, GPUs up, GPUs held, active jobs, 1 if something changed, entries in the log, whether it is over."""
+def outlook(w: World, b: int) -> Outlook:
+    """Return the `Outlook` of cluster b."""
     cluster = w.clusters[b]
     return (
         cluster.time, cluster.capacity, cluster.held, cluster.active, cluster.changed, cluster.logged, is_over(w, b)
@@ -223,7 +226,7 @@ def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
 
 
 @kernel()
-def begin(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
+def begin(w: World, b: int) -> Outlook:
     """Run cluster b from time 0 to its first decision; returns `outlook`."""
     schedule_failures(w, b)
     advance(w, b)
@@ -231,18 +234,14 @@ def begin(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
 
 
 @kernel()
-def apply_and_look(
-    w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray
-) -> tuple[float, int, int, int, int, int, bool]:
+def apply_and_look(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> Outlook:
     """`apply_allocation`, then `outlook`."""
     apply_allocation(w, b, index, gpus, order)
     return outlook(w, b)
 
 
 @kernel()
-def advance_until(
-    w: World, b: int, until: float, passed: AnyArray
-) -> tuple[int, tuple[float, int, int, int, int, int, bool]]:
+def advance_until(w: World, b: int, until: float, passed: AnyArray) -> tuple[int, Outlook]:
     """Run cluster b through decision points till `until`, or something has changed, or it is over, or passed is full.
 
     Fills passed [P] INTERVAL, one for each decision point; returns how many there were (at least one), and `outlook`.

@@ -99,8 +99,7 @@ class OnlineJobs:
         performance: BatchCache,
         rules: EstimateRules,
         left: Callable[[IntArray], FloatArray],
-        *,
-        change_above: float = 1.0,
+        change_above: float,
     ) -> None:
         self.estimates = JobEstimates(jobs, store, truth, performance.source, rules, left)
         self._store, self._truth, self._performance = store, truth, performance

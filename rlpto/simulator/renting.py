@@ -12,7 +12,7 @@ from rlpto.simulator.allocating import gpus_on
 from rlpto.simulator.arrays import World
 from rlpto.simulator.failures import end_rental
 from rlpto.simulator.job_kernels import log_change, stop_running, work_seconds
-from rlpto.simulator.kernels import outlook, tick_after
+from rlpto.simulator.kernels import Outlook, outlook, tick_after
 
 BOOT, ANGLE = 2**59, 2**58
 """Offsets of the count for draws of boot times, distinct from those for failures."""
@@ -60,7 +60,7 @@ def rent(w: World, b: int, wanted: IntArray) -> bool:
 
 
 @kernel()
-def rent_and_look(w: World, b: int, wanted: IntArray) -> tuple[float, int, int, int, int, int, bool]:
+def rent_and_look(w: World, b: int, wanted: IntArray) -> Outlook:
     """Call `rent`, then `outlook`."""
     rent(w, b, wanted)
     return outlook(w, b)
