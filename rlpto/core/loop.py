@@ -167,7 +167,7 @@ def run(
         log.advanced(passed)
         if nodes is not None:
             nodes.passed(passed)
-        progress.check(len(passed))
+        progress.check(passed)
     return RunRecord(
         policy=policy.name,
         window=window,
@@ -191,10 +191,15 @@ class ProgressWatch:
         self._held = False
         self._progress, self._rescales = -1.0, 0
 
-    def check(self, points: int) -> None:
-        """Count decision points without progress. Raises PolicyError after MAX_IDLE_POINTS of them."""
-        cluster = self._cluster
-        self._idle = 0 if cluster.held_gpus else self._idle + points * starved(cluster)
+    def check(self, passed: AnyArray) -> None:
+        """Count decision points without progress. Raises PolicyError after MAX_IDLE_POINTS of them.
+
+        passed: [P] INTERVAL since the last check, each up to a decision point.
+        """
+        cluster, points = self._cluster, len(passed)
+        # GPUs that are free now may have been used until the jobs that held them finished.
+        used = cluster.held_gpus > 0 or bool(passed["gpu_seconds"].any())
+        self._idle = 0 if used else self._idle + points * starved(cluster)
         if self._idle > MAX_IDLE_POINTS:
             raise PolicyError(
                 f"policy {self._policy} leaves {cluster.active_jobs} jobs without GPUs for ever "

@@ -257,19 +257,19 @@ class SessionLoop:
         passed = cluster.advance(self._loop.valid_until)
         if self._nodes is not None:
             self._nodes.passed(passed)
-        self._check_progress(len(passed))
+        self._check_progress(passed)
         return passed
 
     def _open_requests(self) -> list[Request]:
         return [request for request in open_requests(self._cluster.database) if request.kind == "policy"]
 
-    def _check_progress(self, points: int) -> None:
+    def _check_progress(self, passed: AnyArray) -> None:
         """Switch to the fallback if jobs make no progress under the policy. Raises PolicyError without a fallback. A
         policy that is shown no job is not at fault."""
         if not self._shown or self._policy.fell_back:
             return
         try:
-            self._watch.check(points)
+            self._watch.check(passed)
         except PolicyError as error:
             self._fall_back(error)
 

@@ -88,8 +88,8 @@ def _run_forward(
     progress, store, points = ProgressWatch(scratch, policy.name), scratch.store, 0
     while not (scratch.done or points >= most_points or np.isfinite(store.finish_time[:count]).all()):
         loop.decide(policy)
-        passed = len(scratch.advance(loop.valid_until))
-        points += passed
+        passed = scratch.advance(loop.valid_until)
+        points += len(passed)
         progress.check(passed)
     return np.stack([store.start_time[:count], store.finish_time[:count]])
 

@@ -68,6 +68,12 @@ class TestMisbehaviour:
         assert (record.decisions.capacity == 0).any()
         assert cluster.time > 2 * MAX_IDLE_POINTS
 
+    def test_no_policy_is_blamed_where_jobs_end_together(self):
+        """Whenever time has passed no job holds GPUs, since the only one that did has just finished."""
+        jobs = [job(i, epochs=0.1) for i in range(MAX_IDLE_POINTS + 2)]
+        record = played(make_cluster(jobs, linear_tables(), [1]), "fifo")
+        assert record.jobs.finish_time[-1] == pytest.approx(10.0 * len(jobs))
+
     def test_a_policy_that_rescales_for_ever_is_stopped_and_a_long_rescale_is_no_standstill(self):
         cluster = make_cluster([job(0, gpus=2, min_gpus=1)], linear_tables(delay=90.0), [4])
         turns = Scripted(lambda state: [1 + int(state.time / 60.0) % 2], "fidgety")
