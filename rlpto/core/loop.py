@@ -33,6 +33,8 @@ COPIED_COLUMNS = (
 MAX_IDLE_POINTS = 1000
 """Decision points after which a run is aborted if a policy leaves all GPUs unused throughout, or if jobs hold GPUs
 without progress."""
+LONGEST_WITHOUT_NODES_S = 30 * 86_400.0
+"""Seconds after which a run is aborted if no job holds GPUs while some wait for rented nodes."""
 
 
 class DecisionLoop:
@@ -147,7 +149,7 @@ def run(
     rented nodes; required if there are any. forecaster, sealed: passed to `DecisionLoop`.
 
     Raises PolicyError if the policy returns something that is not an allocation, changes the list of jobs, or lets jobs
-    starve.
+    starve, also for lack of rented nodes.
     """
     if nodes is None and cluster.shape.rented_groups:
         raise ConfigError("nodes of the cluster are rented: expected what decides on them, `nodes`")
@@ -155,7 +157,7 @@ def run(
     loop = DecisionLoop(cluster, queue_settings, forecaster, sealed=sealed)
     policy.reset(seed)
     log = DecisionLog()
-    progress = ProgressWatch(cluster, policy.name)
+    progress, used_until = ProgressWatch(cluster, policy.name), cluster.time
     while not cluster.done:
         if nodes is not None and cluster.time >= nodes.due:
             nodes.decide()
@@ -167,6 +169,13 @@ def run(
         log.advanced(passed)
         if nodes is not None:
             nodes.passed(passed)
+            if passed["gpu_seconds"].any() or not cluster.active_jobs:
+                used_until = cluster.time
+            elif cluster.time - used_until > LONGEST_WITHOUT_NODES_S:
+                raise PolicyError(
+                    f"{cluster.active_jobs} jobs wait and none has had GPUs for {LONGEST_WITHOUT_NODES_S / 86_400:g} "
+                    f"days (at {cluster.time:.0f} s): expected a provisioner that rents nodes for them"
+                )
         progress.check(passed)
     return RunRecord(
         policy=policy.name,

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Node
-from rlpto.core.loop import DecisionLoop
+from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.queues import QueueSettings
+from rlpto.core.records import NodeRecords
 from rlpto.core.renting import RentedSettings
-from rlpto.io.arrays import FloatArray
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.errors import PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -98,6 +101,28 @@ def test_boot_times_are_lognormal_around_their_median():
         boots += [cluster.time] * (cluster.up_gpus - before)
     assert np.median(boots) == pytest.approx(300, rel=0.1)
     assert np.log(boots).std() == pytest.approx(0.5, rel=0.15)
+
+
+class Never:
+    """Rents nothing."""
+
+    due = np.inf
+
+    def decide(self) -> None:
+        """It is never asked."""
+
+    def passed(self, passed: AnyArray) -> None:
+        """Nothing is recorded."""
+
+    def records(self) -> NodeRecords:
+        """No decisions."""
+        return NodeRecords()
+
+
+def test_a_run_in_which_no_node_is_ever_rented_for_jobs_that_wait_ends_in_a_line():
+    cluster = SimulatedCluster(tuple(nodes(1)), [job(), job(1)], linear_tables(), SimulatorSettings())
+    with pytest.raises(PolicyError, match=r"^2 jobs wait and none has had GPUs for 30 days .* rents nodes for them$"):
+        run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights(), nodes=Never())
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 6), min_size=1, max_size=60), st.sampled_from(["fifo", "index"]))
