@@ -12,6 +12,7 @@ from rlpto.envs.observation import Observation, observe
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import PolicyError
+from rlpto.io.reading import one_line
 from rlpto.policies.index import steer
 
 
@@ -36,14 +37,19 @@ class ActionPolicy:
         self.action: AnyArray = np.zeros(0)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """The GPUs of every job. Raises PolicyError if the action has another shape or is not finite."""
+        """The GPUs of every job. Raises PolicyError if the action is no array, has another shape or is not finite."""
         jobs, settings = state.jobs, self._settings
         if state.time >= self._until:
             seen = observe(state, int(jobs.gpus.sum()), settings.max_jobs, settings.horizon)
-            self.action = np.asarray(self._act(seen))
+            acted = self._act(seen)
+            try:
+                self.action = np.asarray(acted)
+            except (RuntimeError, TypeError, ValueError) as wrong:  # RuntimeError: a torch tensor with a gradient
+                expected = f"action: expected {len(ACTION_FEATURES)} numbers"
+                raise PolicyError(f"policy {self._name}: {expected}: {one_line(wrong)}") from None
             self._until = state.time + settings.hold
         try:
             weights = action_weights(self._start, self.action, (len(ACTION_FEATURES),))
-        except ValueError as wrong:
+        except (TypeError, ValueError) as wrong:
             raise PolicyError(f"policy {self._name}: {wrong}") from None
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, weights[None]))

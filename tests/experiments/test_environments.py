@@ -9,6 +9,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -191,6 +192,14 @@ class TestPolicies:
 
         with pytest.raises(PolicyError, match=r"policy Wrong: action of shape \(3,\): expected \(18,\)"):
             Experiment(SMALL).run_policy(Wrong(), "train-000", 0)
+
+    def test_an_action_that_is_no_array_is_named(self):
+        class Learning(Zero):
+            def act(self, observation):
+                return torch.from_numpy(super().act(observation)).requires_grad_()
+
+        with pytest.raises(PolicyError, match=r"policy Learning: action: expected 18 numbers: .*detach\(\)"):
+            Experiment(SMALL).run_policy(Learning(), "train-000", 0)
 
 
 class TestSetup:
