@@ -126,6 +126,18 @@ def test_gavel_takes_turns_in_proportion_to_the_programme() -> None:
     assert decide(cluster, gavel) != first
 
 
+def test_time_before_gavel_decides_counts_for_no_job() -> None:
+    """Job 1 has existed for 600 s when Gavel takes over after an hour. It takes turns with job 2 at once."""
+    jobs = [job(j, submit=submit, epochs=1e4) for j, submit in enumerate((0.0, 3000.0, 3300.0))]
+    cluster = make_cluster(jobs, linear_tables(), (2,), decide_on="interval", interval=60.0)
+    policy, turns = make_policy("fifo>3600:gavel:round=60"), 0
+    while cluster.time < 4200.0:
+        nodes = decide(cluster, policy)
+        turns += cluster.time >= 3600.0 and len(nodes[1]) > 0
+        cluster.advance()
+    assert turns >= 3
+
+
 def test_a_job_starves_only_while_one_kind_has_the_gpus_it_asked_for() -> None:
     failures = FailureSettings(mtbf_hours=1.0, mttr_hours=1.0)
     cluster = cluster_of([job(0, gpus=8)], failures=failures, decide_on="interval")
