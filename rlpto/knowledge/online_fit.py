@@ -32,7 +32,7 @@ def fit_observed(rows: StepMeasurements) -> ThroughputParams:
     from scipy.optimize import minimize
 
     several, one = rows.nodes > 1, (rows.nodes == 1) & (rows.replicas > 1)
-    compute = rows.step_time - rows.sync_time
+    compute = np.maximum(rows.step_time - rows.sync_time, NO_COST)
     low, high = np.full(7, NO_COST), np.full(7, np.inf)
     low[_GAMMA], high[_GAMMA] = 1.0, MAX_GAMMA
     start = np.array(_START)

@@ -80,6 +80,13 @@ def test_fits_agree_with_steps_that_were_seen() -> None:
     assert np.quantile(errors, 0.9) < 0.05
 
 
+def test_a_step_that_only_synchronises_leaves_a_fit_finite() -> None:
+    truth = ThroughputParams(0.05, 0.001, 0.15, 0.01, 0.1, 0.01, 1.5)
+    rows = measured_steps(truth, [(1, 1), (1, 2), (2, 4)], (64, 256))
+    rows.sync_time[2] = rows.step_time[2]
+    assert np.isfinite(fit_observed(rows).step_time(rows.nodes, rows.replicas, rows.local_batch)).all()
+
+
 def test_jobs_whose_batch_size_was_chosen_are_learnt_from() -> None:
     tables = with_batch_sizes(linear_tables(), {100: 0.9})
     store = JobStore.from_jobs([job(0, epochs=7.0), job(1, epochs=3.0)], tables)
