@@ -26,6 +26,7 @@ from rlpto.performance.profiles import (
 from rlpto.performance.tables import (
     ANY_GPU,
     MAX_EXACT_GROUPS,
+    MAX_EXACT_TYPES,
     NO_GPUS,
     JobType,
     SpeedTables,
@@ -226,13 +227,19 @@ def _score_rates(
 def _exact(
     parts: Sequence[TypeTables], offsets: IntArray
 ) -> tuple[IntArray, np.ndarray[tuple[int], np.dtype[np.int32]]]:
-    """Return the sorted keys of exact placements and their rows."""
+    """Return the sorted keys of exact placements and their rows. Raises ProfileError for more types than keys have
+    room for."""
     pairs = sorted(
         (placement_key(i, placement), int(offsets[i]) + row)
         for i, part in enumerate(parts)
         for placement, row in part.exact.items()
         if len(placement) <= MAX_EXACT_GROUPS
     )
+    if pairs and len(parts) > MAX_EXACT_TYPES:
+        raise ProfileError(
+            f"{len(parts):,} combinations of model, batch size and GPU type, expected at most {MAX_EXACT_TYPES} with "
+            "measured placements (fitted profiles have no limit)"
+        )
     keys = np.array([key for key, _ in pairs], dtype=np.int64)
     return keys, np.array([row for _, row in pairs], dtype=np.int32)
 

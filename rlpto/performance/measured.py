@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
+from scipy.spatial import QhullError
 
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ProfileError
@@ -70,7 +71,13 @@ class MeasuredModel:
 
     @cached_property
     def _linear(self) -> LinearNDInterpolator:
-        return LinearNDInterpolator(self._points, self._times)
+        try:
+            return LinearNDInterpolator(self._points, self._times)
+        except QhullError:
+            raise ProfileError(
+                f"{self.measured.name}: the steps in placements and scalability files lie in one plane, expected steps "
+                "on one node and on several, with several numbers of GPUs and several local_bsz"
+            ) from None
 
     def exact_steps(self, placement: tuple[int, ...], local_batch: IntArray) -> StepTimes:
         """Step times on a measured placement (smallest rotation), linear in the local batch [N].
@@ -232,7 +239,9 @@ class MeasuredProfiles:
 
     def one_gpu_throughput(self, model: str, gpu: str) -> float:
         """Implement `BatchPerformanceSource`."""
-        alone = self.model(model, gpu).measured.placements[(1,)]
+        alone = self.model(model, gpu).measured.placements.get((1,))
+        if alone is None:
+            raise ProfileError(f"{model}: no steps of placement 1 on GPU type {gpu!r}, expected some to compare types")
         return float(alone.local_batch.max() / alone.step_time.max())
 
     def epoch_samples(self, model: str) -> FloatArray:
@@ -336,12 +345,9 @@ def _placement_rates(
     placements = [placement for placement in model.measured.placements if sum(placement) <= most]
     gpus = np.array([sum(placement) for placement in placements], dtype=np.int64)
     split = splits(batch, gpus, model.limits)
-    seconds = np.stack(
-        [
-            model.exact_steps(placement, split.local[i]).with_accumulation(split.accumulation[i])
-            for i, placement in enumerate(placements)
-        ]
-    )
+    seconds = np.empty(split.total.shape)
+    for i, placement in enumerate(placements):
+        seconds[i] = model.exact_steps(placement, split.local[i]).with_accumulation(split.accumulation[i])
     found = _best_rates(model, split, seconds, exponent)
     usable = np.isfinite(found.rates[:, 0])
     return [placement for i, placement in enumerate(placements) if usable[i]], Rates(*(part[usable] for part in found))

@@ -42,6 +42,8 @@ _LEAST: dict[str, tuple[str, float]] = {
     "grad_var": ("a number, 0 or more", 0.0),
 }
 """What a column holds, and its least value; others hold any numbers. Estimates of gradients can be 0 in places."""
+_LINE = ""
+"""Column for line numbers. Blank lines are no rows."""
 _GROWING = ("progress", "iteration")
 """Columns that grow from line to line, from above 0 on."""
 
@@ -93,7 +95,7 @@ def read_measurements(folder: Path, gpu: str = ANY_GPU) -> Measurements:
     suffix = "" if gpu == ANY_GPU else f"-{gpu}"
     path = folder / f"placements{suffix}.csv"
     rows = _read_rows(path, ("placement", *_TIMES))
-    groups = [_groups(str(row["placement"]), path) for row in rows]
+    groups = [_groups(row, path) for row in rows]
     sizes = np.array([(len(group), sum(group)) for group in groups], dtype=np.float64)
     placed = np.column_stack([sizes, *(_numbers(rows, path, name) for name in _TIMES)])
     _check_no_more(rows, path, "sync_time", "step_time")
@@ -131,7 +133,8 @@ def _read_runs(folder: Path) -> tuple[IntArray, dict[str, FloatArray]]:
             fell = np.flatnonzero(np.diff(values, prepend=0.0) <= 0)
             if name in _GROWING and len(fell):
                 grown = "a number above 0" if fell[0] == 0 else "more than in the line before"
-                raise ProfileError(f"{path}, line {fell[0] + 2}: {name} {rows[fell[0]][name]!r}, expected {grown}")
+                row = rows[fell[0]]
+                raise ProfileError(f"{path}, line {row[_LINE]}: {name} {row[name]!r}, expected {grown}")
     if not found:
         raise ProfileError(f"{folder}: no validation-<batch size>.csv")
     batches, epochs = sorted(found), min(run.shape[1] for run in found.values())
@@ -139,9 +142,10 @@ def _read_runs(folder: Path) -> tuple[IntArray, dict[str, FloatArray]]:
     return np.array(batches, dtype=np.int64), dict(zip(_RUN, stacked, strict=True))
 
 
-def _groups(label: str, path: Path) -> tuple[int, ...]:
+def _groups(row: dict[str, str | None], path: Path) -> tuple[int, ...]:
+    label = row["placement"] or ""
     if not re.fullmatch(r"[1-9]+", label):
-        raise ProfileError(f"{path}: placement {label!r}, expected digits 1 to 9, one a node")
+        raise ProfileError(f"{path}, line {row[_LINE]}: placement {label!r}, expected digits 1 to 9, one a node")
     return tuple(int(digit) for digit in label)
 
 
@@ -158,10 +162,11 @@ def _joined(placed: FloatArray, scalability: Path) -> StepMeasurements:
 
 
 def _read_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str | None]]:
-    """Rows of a CSV file, which must have these columns."""
+    """Rows of a CSV file, which must have these columns. The column `_LINE` is the line where the row ends."""
     text = read_text(path, "measurements as CSV", ProfileError, LARGEST_MEASUREMENTS_BYTES)
     with parsing(path, "measurements as CSV", ProfileError):
-        rows: list[dict[str, str | None]] = list(csv.DictReader(io.StringIO(text)))
+        reader = csv.DictReader(io.StringIO(text))
+        rows: list[dict[str, str | None]] = [{**row, _LINE: str(reader.line_num)} for row in reader]
     if not rows:
         raise ProfileError(f"{path}: no rows")
     missing = [name for name in columns if name not in rows[0]]
@@ -183,7 +188,7 @@ def _numbers(rows: list[dict[str, str | None]], path: Path, column: str) -> Floa
         if column.startswith("num_"):
             fits &= numbers[at] == np.rint(numbers[at])
         if not fits:
-            raise ProfileError(f"{path}, line {at + 2}: {column} {row[column]!r}, expected {expected}")
+            raise ProfileError(f"{path}, line {row[_LINE]}: {column} {row[column]!r}, expected {expected}")
     return numbers
 
 
@@ -193,5 +198,5 @@ def _check_no_more(rows: list[dict[str, str | None]], path: Path, part: str, who
     if len(beyond):
         row = rows[beyond[0]]
         raise ProfileError(
-            f"{path}, line {beyond[0] + 2}: {part} {row[part]!r}, expected no more than {whole}, {row[whole]}"
+            f"{path}, line {row[_LINE]}: {part} {row[part]!r}, expected no more than {whole}, {row[whole]}"
         )

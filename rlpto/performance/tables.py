@@ -367,6 +367,8 @@ MAX_EXACT_GROUPS = 16
 """Longest placement that has an exact code; longer ones always use the (nodes, GPUs) row."""
 TYPE_STRIDE = 10**16
 """Distance between the codes of two types: PLACEMENT_BASE to the power of MAX_EXACT_GROUPS."""
+MAX_EXACT_TYPES = np.iinfo(np.int64).max // TYPE_STRIDE
+"""Most types of tables with exact placements: keys are 64-bit numbers."""
 
 
 def placement_key(type_index: int, groups: tuple[int, ...]) -> int:

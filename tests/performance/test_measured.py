@@ -44,7 +44,8 @@ def test_reads_limits_and_progress(measured_folder: Path) -> None:
             "100,100,0.2,-1",
             r"line 2: grad_sqr '-1', expected a number, 0 or more",
         ),
-        ("placements.csv", "\n44,", "\n4x,", r"placements.csv: placement '4x', expected digits"),
+        ("placements.csv", "\n44,", "\n4x,", r"placements.csv, line 26: placement '4x', expected digits"),
+        ("placements.csv", "1,4,0.14", "\n1,4,fast", r"line 4: step_time 'fast'"),  # after a blank line
     ],
 )
 def test_broken_files_are_named(measured_folder: Path, file: str, old: str, new: str, message: str) -> None:
@@ -124,6 +125,34 @@ def test_sizes_beyond_the_measured_ones_take_the_nearest(measured_folder: Path) 
     tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 64), JobType("toy")], 200, 8)
     assert np.all(tables.rates[1:] > 0)
     assert np.isfinite(tables.rates).all()
+
+
+def test_sizes_below_every_measured_placement_take_the_nearest_too(measured_folder: Path) -> None:
+    path, profiles = measured_folder / "toy" / "placements.csv", MeasuredProfiles(measured_folder)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if line.partition(",")[0] not in ("1", "2", "11")))
+    tables = compile_tables(profiles, [JobType("toy", 16), JobType("toy")], 2, 4)
+    assert np.all(tables.rates[1:] > 0)
+    assert len(tables.exact_keys) == 0
+    with pytest.raises(ProfileError, match=r"toy: no steps of placement 1 on GPU type 'gpu'"):
+        profiles.one_gpu_throughput("toy", "gpu")
+
+
+def test_steps_on_one_node_alone_are_refused(measured_folder: Path) -> None:
+    toy = measured_folder / "toy"
+    head, *lines = (toy / "placements.csv").read_text().splitlines()
+    (toy / "placements.csv").write_text("\n".join([head, *(line for line in lines if line[1] == ",")]))
+    (toy / "scalability.csv").write_text("num_nodes,num_replicas,local_bsz,step_time,sync_time\n1,4,8,0.3,0.1\n")
+    with pytest.raises(ProfileError, match=r"toy: the steps .* lie in one plane, expected steps on one node and"):
+        compile_tables(MeasuredProfiles(measured_folder), [JobType("toy")], 4, 4)
+
+
+def test_more_types_than_keys_of_placements_are_refused(measured_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles = MeasuredProfiles(measured_folder)
+    part = profiles.type_tables(JobType("toy"), 4, 4)
+    monkeypatch.setattr(profiles, "type_tables", lambda *_: part)
+    with pytest.raises(ProfileError, match=r"923 combinations of model, .*, expected at most 922"):
+        compile_tables(profiles, [JobType("toy", batch) for batch in range(8, 931)], 4, 4)
 
 
 def test_the_rescale_delay_is_the_built_in_one_where_there_is_one(measured_folder: Path) -> None:
