@@ -60,7 +60,7 @@ class AccuracyCurve:
     meaning: meaning of accuracy for this model, in words.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     meaning: str
     untrained: Annotated[float, Field(ge=0, le=1)]
@@ -76,10 +76,14 @@ class AccuracyCurve:
 
 def metric_of(application: str, values: FloatArray) -> Metric:
     """Return the application's metric, or guess it from the values [runs, epochs] of an unknown application. A falling
-    metric is treated as a loss, one within [0, 1] as a share, any other as percent."""
+    metric is treated as a loss, one within [0, 1] as a share, any other as percent. Raises ProfileError for a falling
+    metric that does not begin above 0."""
     if application in VALIDATION_METRICS:
         return VALIDATION_METRICS[application]
-    if values[:, -1].mean() < values[:, 0].mean():
+    first, last = values[:, 0].mean(), values[:, -1].mean()
+    if last < first:
+        if first <= 0:
+            raise ProfileError(f"{application}: metric falls from {first:g} to {last:g}, expected one above 0 at first")
         return Metric("quality 1 - metric / metric of the untrained model (the metric falls)", "loss")
     if values.min() >= 0 and values.max() <= 1:
         return Metric("the validation metric, a share", "share")

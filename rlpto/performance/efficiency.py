@@ -35,10 +35,10 @@ class NoiseCurve:
     epochs: ascending knots. noise_scale: value at each, in samples (base batch * variance / squared norm).
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     epochs: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
-    noise_scale: Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Field(min_length=1)]
+    noise_scale: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 
     def __post_init__(self) -> None:
         if len(self.epochs) != len(self.noise_scale):
@@ -97,7 +97,7 @@ class BatchLimits:
     largest_chosen: largest total batch size that a scheduler may choose; with 0 it may not choose. Default: `largest`.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     base: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
     largest: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]

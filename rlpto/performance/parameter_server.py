@@ -38,7 +38,7 @@ class ServerParams:
     Raises ValueError if servers exceed most_servers.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     a: Annotated[float, Field(gt=0)]
     b: Annotated[float, Field(ge=0)]

@@ -74,7 +74,7 @@ class FitErrors:
     noise_log_rmse: the same error of the natural logarithm of the noise scale.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     throughput_median: Annotated[float, Field(ge=0)] | None = None
     throughput_p90: Annotated[float, Field(ge=0)] | None = None
@@ -91,7 +91,7 @@ class GpuTypeSpeed:
     throughput_median, throughput_p90: errors of the fit, as in `FitErrors`. Default: unknown.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     throughput: AnyLaw
     max_local: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
@@ -112,7 +112,7 @@ class Profile:
     of sizes does not fit on GPU types without one.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     name: Annotated[str, Field(min_length=1)]
     description: str
@@ -256,7 +256,8 @@ def most_gpus(job_type: JobType, batch: BatchLimits, max_gpus: int) -> int:
         raise ProfileError(f"{job_type.model}: batch_size {size}, expected {batch.base} to {batch.largest} samples")
     most = useful_gpus(size, max_gpus, batch)
     if most == 0:
-        raise ProfileError(f"{job_type.model}: batch_size {size} cannot be split within its local batch limits")
+        total = batch.largest if size is None else size
+        raise ProfileError(f"{job_type.model}: batch_size {total} cannot be split within its local batch limits")
     return most
 
 

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 
 _Count = Annotated[int, Field(ge=1, le=16_384)]
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SizeTable:
     logarithm of the GPUs, on one node and on several nodes separately; no size beyond the measured ones is allowed.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     steps: Annotated[tuple[tuple[_Count, _Count, _Seconds], ...], Field(min_length=1)]
     allowed: Annotated[tuple[_Count, ...], Field(min_length=1)] | None = None

@@ -52,7 +52,7 @@ class ThroughputParams:
     gamma: overlap of computing and synchronising, from 1 (none) to 10 (all).
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     alpha_c: Annotated[float, Field(ge=0)]
     beta_c: Annotated[float, Field(gt=0)]

@@ -49,6 +49,8 @@ def test_metrics_become_accuracies() -> None:
     assert metric_of("new", np.array([[0.1, 0.9]])).kind == "share"
     assert metric_of("new", np.array([[10.0, 90.0]])).kind == "percent"
     assert metric_of("new", np.array([[4.0, 2.0]])).kind == "loss"
+    with pytest.raises(ProfileError, match="new: metric falls from 0 to -2, expected one above 0 at first"):
+        metric_of("new", np.array([[0.0, -2.0]]))
 
 
 NO_WORK = np.zeros((0, 0))

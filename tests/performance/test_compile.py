@@ -6,7 +6,7 @@ import pytest
 
 from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import chosen_batch_sizes, compile_tables, load_profiles
-from rlpto.performance.efficiency import choose_batch
+from rlpto.performance.efficiency import BatchLimits, choose_batch
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measured import MeasuredProfiles
 from rlpto.performance.profiles import builtin_profiles, load_file, profile_yaml
@@ -47,6 +47,10 @@ def test_sizes_that_cannot_be_take_the_nearest(tables: SpeedTables) -> None:
 def test_types_that_make_no_sense_are_refused(fitted: FittedProfiles) -> None:
     with pytest.raises(ProfileError, match="cifar10: batch_size 100, expected 128 to 4096"):
         compile_tables(fitted, [JobType("cifar10", 100)], 8, 4)
+    limits = BatchLimits(base=10, largest=13, min_local=10, max_local=12)
+    odd = FittedProfiles({"cifar10": replace(fitted.profile("cifar10"), batch=limits, gpu_types={})})
+    with pytest.raises(ProfileError, match="cifar10: batch_size 13 cannot be split"):
+        compile_tables(odd, [JobType("cifar10")], 8, 4)
     with pytest.raises(ProfileError, match="no profile of model 'gpt'; known: bert, cifar10"):
         compile_tables(fitted, [JobType("gpt")], 8, 4)
     with pytest.raises(ProfileError, match="no job types"):
