@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.core.cluster import Cluster, ClusterState
+from rlpto.core.cluster import Allocation, Cluster, ClusterState, Placement
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, ProgressWatch
 from rlpto.core.policy import Policy, frozen
@@ -72,19 +72,52 @@ def predict(snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: 
     """
     if not len(snapshot.index):
         return JobForecast(snapshot.time, snapshot.index, np.zeros(0), np.zeros(0))
-    start, finish = _run_forward(snapshot.restore(settings), frozen(policy), queue, len(snapshot.index))
+    start, finish = _run_forward(snapshot, snapshot.restore(settings), frozen(policy), queue)
     return JobForecast(snapshot.time, snapshot.index, start, finish)
 
 
+class _Numbered:
+    """A policy in the scratch cluster of a snapshot, where jobs are numbered anew.
+
+    The policy is shown the numbers of the snapshot's cluster, because it may remember jobs by them. Jobs that arrive in
+    the scratch cluster are numbered from `Snapshot.following` on.
+    """
+
+    def __init__(self, policy: Policy, snapshot: Snapshot) -> None:
+        self.name, self._policy = policy.name, policy
+        self._numbers, self._following = snapshot.index, snapshot.following
+        self._shown: ClusterState
+
+    def reset(self, seed: int) -> None:
+        self._policy.reset(seed)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        _ = state.jobs.records  # gathered here, because the store has the scratch cluster's numbers
+        jobs, count = copy.copy(state.jobs), len(self._numbers)
+        arrivals = self._following + jobs.index - count
+        jobs.index = np.where(jobs.index < count, self._numbers.take(jobs.index, mode="clip"), arrivals)
+
+        def placement(index: IntArray) -> Placement:
+            arrivals = index - self._following + count
+            return state.placement(np.where(arrivals < count, self._numbers.searchsorted(index), arrivals))
+
+        self._shown = replace(state, jobs=jobs, placement=placement)
+        return self._policy(self._shown)
+
+    def stands_until(self, state: ClusterState) -> float:
+        stands_until = getattr(self._policy, "stands_until", None)  # isinstance takes long for a protocol
+        return state.time if stands_until is None else float(stands_until(self._shown))
+
+
 def _run_forward(
-    scratch: ScratchCluster, policy: Policy, queue: QueueSettings, count: int, most_points: float = math.inf
+    snapshot: Snapshot, scratch: ScratchCluster, policy: Policy, queue: QueueSettings, most_points: float = math.inf
 ) -> FloatArray:
-    """[2, count] start and finish [s] of the first jobs of a scratch cluster, which runs until they have finished.
+    """[2, n] start and finish [s] of a snapshot's jobs in its scratch cluster, which runs until they have finished.
 
     A copy of the policy decides, starting with its present memory. most_points: decision points after which the run
     ends.
     """
-    loop, policy = DecisionLoop(scratch, queue), copy.deepcopy(policy)
+    loop, policy, count = DecisionLoop(scratch, queue), _Numbered(copy.deepcopy(policy), snapshot), len(snapshot.index)
     progress, store, points = ProgressWatch(scratch, policy.name), scratch.store, 0
     while not (scratch.done or points >= most_points or np.isfinite(store.finish_time[:count]).all()):
         loop.decide(policy)
@@ -286,7 +319,7 @@ def run_in(
     columns.scale[:] *= factor
     scratch = replace(snapshot, columns=columns).restore(settings)
     scratch.append(sampled.jobs(one))
-    return _run_forward(scratch, policy, queue, count, MOST_POINTS)
+    return _run_forward(snapshot, scratch, policy, queue, MOST_POINTS)
 
 
 def prediction_settings(settings: SimulatorSettings) -> SimulatorSettings:

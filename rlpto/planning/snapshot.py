@@ -47,14 +47,16 @@ class ScratchCluster(ResumedCluster):
 class Snapshot:
     """Known state of the n active jobs of a cluster, in order of submission.
 
-    time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload. jobs: the jobs as
-    submitted. columns: their progress. placement: where they hold GPUs.
+    time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload, ascending. following:
+    a number above those of all the cluster's jobs. jobs: the jobs as submitted. columns: their progress. placement:
+    where they hold GPUs.
     tables: estimated speeds; columns.type_index and columns.scale refer to them.
     """
 
     time: float
     shape: ClusterShape
     index: IntArray
+    following: int
     jobs: tuple[Job, ...]
     columns: JobStore
     placement: Placement
@@ -83,6 +85,7 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
         time=state.time,
         shape=state.shape,
         index=table.index.copy(),
+        following=len(cluster.jobs),
         jobs=tuple(cluster.jobs[job] for job in table.index.tolist()),
         columns=columns,
         placement=placement,

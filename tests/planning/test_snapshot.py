@@ -196,6 +196,25 @@ class TestWhatIsNotKnown:
         assert np.isnan(after.start[0])
 
 
+def test_policies_know_jobs_by_their_numbers_in_the_cluster() -> None:
+    """tiresias has demoted job 0, which ended before the others came: none of them is demoted for that."""
+    jobs = [job(0, epochs=2.0), job(1, submit=300.0, epochs=2.0), job(2, submit=310.0, epochs=2.0)]
+    cluster, policy = make_cluster(jobs, linear_tables(), (1,), interval=60.0), make_policy("tiresias:threshold=100")
+    made, times = list[JobForecast](), SimulatorSettings(interval=60.0)
+
+    def decide(state: ClusterState) -> Allocation:
+        if len(state.jobs) == 2 and not made:
+            made.append(predict(take_snapshot(cluster, state), policy, QueueSettings(), times))
+        return policy(state)
+
+    watching = Scripted(decide)
+    watching.stands_until = policy.stands_until
+    record = run(cluster, watching, QueueSettings(), RewardWeights())
+    assert made[0].index.tolist() == [1, 2]
+    np.testing.assert_allclose(made[0].start, record.jobs.start_time[1:])
+    np.testing.assert_allclose(made[0].finish, record.jobs.finish_time[1:])
+
+
 OWNER = """
 import time
 from rlpto.planning.predictor import own_process
