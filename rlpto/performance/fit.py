@@ -11,7 +11,7 @@ from rlpto.io.errors import ProfileError
 from rlpto.io.files import folder_there, write_text
 from rlpto.performance.accuracy import fit_accuracy, metric_of, to_accuracy
 from rlpto.performance.efficiency import NoiseCurve, fit_noise
-from rlpto.performance.measurements import Measurements, read_measurements
+from rlpto.performance.measurements import read_measurements
 from rlpto.performance.profiles import DEFAULT_RESCALE_DELAY, FitErrors, Profile, profile_yaml
 from rlpto.performance.throughput import fit_throughput, relative_errors
 
@@ -49,7 +49,8 @@ def fit_folder(folder: Path, out: Path) -> list[Path]:
 
 
 def _fitted(folder: Path) -> Profile:
-    """The fits of one application. Raises ProfileError naming the file, or the epoch without gradient statistics."""
+    """Return all fits of one application, rounded to significant digits. Raises ProfileError naming the file, or the
+    epoch without gradient statistics."""
     measured = read_measurements(folder)
     known = (measured.runs["grad_sqr"] > 0) & (measured.runs["grad_var"] > 0)
     if not known.any(axis=0).all():
@@ -58,11 +59,6 @@ def _fitted(folder: Path) -> Profile:
             f"{folder}: grad_sqr or grad_var is 0 in line {line} of every validation file, "
             "expected numbers above 0 in one of them"
         )
-    return fit_profile(measured)
-
-
-def fit_profile(measured: Measurements) -> Profile:
-    """All fits of one application, rounded to significant digits."""
     description, rescale_delay = KNOWN.get(measured.name, (measured.name, DEFAULT_RESCALE_DELAY))
     params = fit_throughput(measured.steps).rounded(4)
     noise, noise_error = fit_noise(measured.runs["grad_sqr"], measured.runs["grad_var"], measured.limits.base)

@@ -124,8 +124,8 @@ class PolicySpec:
 def parse_spec(text: str) -> PolicySpec:
     """Parse a spec. Only the first option may have no name.
 
-    Raises ConfigError for a spec without a name, for options that are not `key=value`, and for later policies without a
-    time or not in order of time.
+    Raises ConfigError for options that are not `key=value` or given twice, for later policies without a time or not in
+    order of time, and for a provisioner without a name.
     """
     text, named, provision = text.partition(PROVISION)
     first, *parts = map(str.strip, text.split(SWITCH))
