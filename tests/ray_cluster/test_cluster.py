@@ -398,7 +398,7 @@ def test_what_a_job_had_trained_further_than_it_is_counts_as_lost() -> None:
 
     def hear(progress: float, seconds: float, gpu_seconds: float) -> tuple[float, float]:
         report = JobReport("job0", progress=progress, kept=KeptTraining(seconds, gpu_seconds))
-        columns.heard(0, report, 0.0, settled=True)
+        columns.take_report(0, report, 0.0, settled=True)
         return float(columns.store.kept[0]), float(columns.store.lost[0])
 
     assert np.isnan(hear(0.0, 0.0, 0.0)[1]), "it has not trained"
@@ -408,18 +408,27 @@ def test_what_a_job_had_trained_further_than_it_is_counts_as_lost() -> None:
     assert hear(1.1, 8.9, 17.8) == (8.9, 18.0), "another worker, which counts a little less, took over"
 
 
-def test_what_a_job_has_reported_stays_if_its_controller_is_lost_for_good(database: SessionDatabase) -> None:
-    backend, jobs = FakeBackend(FakeTime(), {"n": 2}), [elastic(0, epochs=20.0), elastic(1, epochs=2.0)]
+@pytest.mark.parametrize("retries", [0, 3])
+def test_what_a_job_has_reported_stays_if_its_controller_is_lost(retries: int, database: SessionDatabase) -> None:
+    reported, kept = list[JobReport](), list[tuple[float, int]]()
+    query = "SELECT progress, step FROM jobs WHERE id = 'job0'"
 
-    def lose(_: RayCluster) -> None:
-        del backend.controllers["job0"]
-        backend._gone["job0"] = "its node is gone"
+    class Losing(FakeBackend):
+        """Loses a controller right after a report that is not in the database yet."""
 
-    observers = [acting((50.0, lose))]
-    play(make_cluster(backend, jobs, database, given=specs(jobs, retries=0), observers=observers))
-    ((state, progress, step),) = database.rows("SELECT state, progress, step FROM jobs WHERE id = 'job0'")
-    assert (state, step) == ("failed", int(100 * progress))
-    assert progress > 1
+        def gone(self) -> dict[str, str]:
+            one = self.controllers.get("job0")
+            if one is not None and not reported and one.progress > max(database.rows(query)[0][0] + 0.03, 1.0):
+                reported.append(self.report(self.controllers.pop("job0")))
+                return {"job0": "its node is gone"}
+            if reported and not kept:
+                kept.extend(database.rows(query))
+            return super().gone()
+
+    jobs = [elastic(0, epochs=20.0), elastic(1, epochs=5.0)]
+    play(make_cluster(Losing(FakeTime(), {"n": 2}), jobs, database, given=specs(jobs, retries=retries)))
+    assert kept == [(reported[0].progress, reported[0].step)]
+    assert [job.state for job in database.jobs()] == ["finished" if retries else "failed", "finished"]
 
 
 def acting(*acts: tuple[float, Callable[[RayCluster], object]]) -> Callable[[RayCluster], None]:

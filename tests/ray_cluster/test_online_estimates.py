@@ -73,7 +73,7 @@ def packed(found: OnlineEstimates, job: int = 0) -> np.ndarray:
 
 
 def after(found: OnlineEstimates, job: int = 0, **report: object) -> OnlineEstimates:
-    found.heard(job, replace(JobReport("job"), **report))  # type: ignore[arg-type]
+    found.take_report(job, replace(JobReport("job"), **report))  # type: ignore[arg-type]
     while found.learn():
         pass
     return found
@@ -156,11 +156,11 @@ class TestSpeed:
     def test_only_notable_news_is_worth_a_fit_and_one_at_a_time(self) -> None:
         found = estimates(count=2)
         for job in (0, 1):
-            found.heard(job, JobReport("job", throughput=sizes((1, 1, 300.0))))
+            found.take_report(job, JobReport("job", throughput=sizes((1, 1, 300.0))))
         assert [found.learn() for _ in range(3)] == [True, True, False]
-        found.heard(0, JobReport("job", throughput=sizes((1, 1, 304.0))))
+        found.take_report(0, JobReport("job", throughput=sizes((1, 1, 304.0))))
         assert not found.learn()
-        found.heard(0, JobReport("job", throughput=sizes((1, 1, 400.0))))
+        found.take_report(0, JobReport("job", throughput=sizes((1, 1, 400.0))))
         assert found.learn()
         assert packed(found, 1)[0] == pytest.approx(0.3), "other jobs are other jobs"
 

@@ -59,8 +59,8 @@ class RayCluster:
     jobs, specs: sorted by submit time [s of the session]. database: if it is not empty, the session continues: running
     controllers are taken over, and jobs without a controller resume from their checkpoints. source: source of later
     jobs and orders; with a source, no failure of jobs or nodes ends the session. observers: called about once a second,
-    and after every event and decision. reported: called with each written report, in the same transaction, and whether
-    it is its job's last. possible: all possible nodes, if nodes are rented.
+    and after every event and decision. on_report: called with each written report, in the same transaction, and whether
+    it is its controller's last. possible: all possible nodes, if nodes are rented.
 
     tracker: its jobs. wake_at: latest return of `advance` [s].
 
@@ -83,7 +83,7 @@ class RayCluster:
         observers: Iterable[Callable[[RayCluster], None]] = (),
         knowledge: PolicyKnowledge | None = None,
         source: JobSource | None = None,
-        reported: Callable[[JobTracker, JobReport, bool], None] = lambda *_: None,
+        on_report: Callable[[JobTracker, JobReport, bool], None] = lambda *_: None,
         possible: Sequence[Node] = (),
     ) -> None:
         self._source, scale = source, rules.ray.autoscale
@@ -100,7 +100,7 @@ class RayCluster:
         by_id = {spec.id: spec for spec in specs}
         self._commands = CommandLog(backend, database, by_id, nodes.claims)
         known = knowledge or PolicyKnowledge()
-        self.tracker = JobTracker(jobs, by_id, tables, database, nodes, self._commands, known, reported)
+        self.tracker = JobTracker(jobs, by_id, tables, database, nodes, self._commands, known, on_report)
         self.database, self.columns, self.store = database, self.tracker.columns, self.tracker.store
         self._nodes = nodes
         if source is None:  # with a source such a job waits
@@ -293,10 +293,10 @@ class RayCluster:
 
     # looking at the cluster
 
-    def _look(self, heard: Iterable[JobReport], until: float) -> None:
-        """Process everything since the last look. until: earliest time at which new jobs join; infinity lets them join
-        when submitted."""
-        alive, heard = usable_nodes(self._backend.nodes(), self.tables.gpu_types), list(heard)
+    def _look(self, reports: Sequence[JobReport], until: float) -> None:
+        """Process reports, and all changes of nodes and jobs since the last look. until: earliest time at which new
+        jobs join; infinity lets them join when submitted."""
+        alive = usable_nodes(self._backend.nodes(), self.tables.gpu_types)
         gone = self._backend.gone()
         now = max(self._clock.now(), self.time)
         self.tracker.pass_time(now)
@@ -304,8 +304,8 @@ class RayCluster:
             for seconds in self.database.take_waits():
                 self.database.event(now, "disk_full", value=seconds)
             self._look_at_nodes(alive)
-            for report in heard:
-                self.tracker.hear(report)
+            for report in reports:
+                self.tracker.take_report(report)
             for job, reason in gone.items():
                 self.tracker.controller_gone(job, reason)
             self._take_in()
@@ -369,9 +369,9 @@ class RayCluster:
         """Restore the state from the database and the controllers, then look at the cluster for the first time."""
         counted = left if self.database.rows("SELECT 1 FROM decisions LIMIT 1") else -np.inf
         at, self._nodes.announced = self._clock.now(), self._backend.announced
-        heard = self.tracker.restore(self._clock, left, controllers, counted)
+        reports = self.tracker.restore(self._clock, left, controllers, counted)
         returned = self.tracker.submitted > 0
-        self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
+        self._look(reports, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
         if counted == left:  # already counted in the previous scheduler's newest decision
             self.columns.take(left, self.time)
         if returned:

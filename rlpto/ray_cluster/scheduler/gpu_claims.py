@@ -42,13 +42,13 @@ class Entry:
     """One job in the claims.
 
     planned: plan to reach. steps: unsent commands in order. sent: sent commands, from the newest confirmed one on.
-    heard: the newest report.
+    report: the newest report.
     """
 
     planned: Plan = field(default_factory=Plan)
     steps: list[Command] = field(default_factory=list)
     sent: list[Command] = field(default_factory=list)
-    heard: JobReport = field(default_factory=lambda: JobReport(""))
+    report: JobReport = field(default_factory=lambda: JobReport(""))
 
     @property
     def commanded(self) -> Plan:
@@ -58,8 +58,8 @@ class Entry:
     @property
     def claim(self) -> Claim:
         """GPUs and CPU slots that the job may be using."""
-        serving = self.heard.serving_on if any(command.plan.servers for command in self.sent) else ()
-        claim = claim_of(Plan(self.heard.holding, None, serving))
+        serving = self.report.serving_on if any(command.plan.servers for command in self.sent) else ()
+        claim = claim_of(Plan(self.report.holding, None, serving))
         for command in self.sent:
             claim |= claim_of(command.plan)
         return claim
@@ -131,7 +131,7 @@ class GpuClaims:
     def reported(self, report: JobReport) -> None:
         """Take in a controller's report, which is newer than all before."""
         entry = self.entry(report.job)
-        entry.heard = report
+        entry.report = report
         # The newest command stays in any case: a controller that was restarted may not know it, and gets it again.
         older = [command for command in entry.sent[:-1] if command.generation >= report.generation]
         entry.sent = older + entry.sent[-1:]
@@ -139,17 +139,17 @@ class GpuClaims:
     def unconfirmed(self, job: str) -> Command | None:
         """The newest command, if the controller has not confirmed it."""
         entry = self.entry(job)
-        return entry.sent[-1] if entry.sent and entry.heard.generation < entry.sent[-1].generation else None
+        return entry.sent[-1] if entry.sent and entry.report.generation < entry.sent[-1].generation else None
 
     def rolled_back(self, job: str) -> bool:
         """True if the controller has abandoned the growth requested by its newest command, and no newer plan waits."""
         entry = self.entry(job)
-        return bool(entry.sent) and not entry.steps and entry.sent[-1].generation == entry.heard.rolled_back
+        return bool(entry.sent) and not entry.steps and entry.sent[-1].generation == entry.report.rolled_back
 
     def settled(self, job: str) -> bool:
         """True if the plan of a job is fully in force."""
         entry = self.entry(job)
-        return not entry.steps and (not entry.sent or entry.heard.applied >= entry.sent[-1].generation)
+        return not entry.steps and (not entry.sent or entry.report.applied >= entry.sent[-1].generation)
 
     def adopt(self, job: str, commands: Sequence[Command], unsent: Collection[int]) -> None:
         """Take over a job whose controller has continued across a restart of the scheduler.

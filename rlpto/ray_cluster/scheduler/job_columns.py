@@ -187,7 +187,7 @@ class JobColumns:
         """Expected remaining seconds of jobs' rescales [n]."""
         return np.clip(self.given_at[index] + self.store.rescale_left[index] - time, 0.0, None)
 
-    def heard(self, job: int, report: JobReport, time: float, settled: bool) -> float | None:
+    def take_report(self, job: int, report: JobReport, time: float, settled: bool) -> float | None:
         """Process a report at `time` [s]. settled: whether the last decision is fully in force.
 
         With the first report of a step, returns the seconds from the decision that gave the job its first GPUs to that

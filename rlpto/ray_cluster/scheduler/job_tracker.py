@@ -48,7 +48,8 @@ class PolicyKnowledge:
 
 class JobTracker:
     """The jobs of a `RayCluster`, by number and by id. specs: by id, in the order of `jobs`; the mapping grows with the
-    session. on_report: called with each written report, in the same transaction, and whether it is its job's last.
+    session. on_report: called with each written report, in the same transaction, and whether it is its controller's
+    last.
 
     ids: ids of the jobs in order. reports: newest report of each job by id. estimated: speed tables that policies and
     predictions use. submitted: number of jobs submitted so far. changed: whether something has happened since the last
@@ -139,7 +140,7 @@ class JobTracker:
 
     # reports
 
-    def hear(self, report: JobReport) -> None:
+    def take_report(self, report: JobReport) -> None:
         """Process a controller's report."""
         job, number = report.job, self._number.get(report.job)
         claims = self._commands.claims
@@ -154,13 +155,13 @@ class JobTracker:
         for one in (*report.earlier, report):
             if self.columns.evaluated(number, one.accuracy, at := self.reported_at(one)):
                 self._improvements.append((job, at, one.accuracy))
-        started = self.columns.heard(number, report, self.time, settled=claims.settled(job))
+        started = self.columns.take_report(number, report, self.time, settled=claims.settled(job))
         if started is not None:
             self._starts = [*self._starts, started][-STARTS_KEPT:]
             self.database.set_fact(STARTS, json.dumps(self._starts))
             self._learned = True
         if self.estimates is not None:
-            self.estimates.heard(number, report)
+            self.estimates.take_report(number, report)
         if report.earlier:  # now, because a newer report may replace this one before the next write
             self._write(number, report)
             self.reports[job] = report = replace(report, earlier=())
@@ -173,7 +174,7 @@ class JobTracker:
             self.database.applied(job, report.applied, at)
         self._note_events(at, before or JobReport(job), report)
         if report.ended:  # before it releases GPUs: it does not wait again
-            self._end(number, report)
+            self._take_end(number, report)
             self.hold(number, report.holding)
         elif claims.rolled_back(job):
             self._roll_back(job, report)
@@ -214,22 +215,33 @@ class JobTracker:
         self.database.event(self.time, "rolled_back", job, detail=raised_in(report.failure))
         self.changed = True
 
-    def _end(self, number: int, report: JobReport, heard: bool = True) -> None:
-        """End a job that has finished or failed for good. heard: whether the report is its controller's."""
-        job = self.ids[number]
+    def _take_end(self, number: int, report: JobReport) -> None:
+        """End a job whose controller reports that it has finished, or failed for good."""
         at = max(self.reported_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
             self._learned = True  # may change the estimated length of other jobs
+            self._end(number, "finished", at, report.note, report)
         else:
             self.columns.fail(number, at)
-        self._write(number, report, heard)
-        self.database.end(job, at, report.state, report.failure if report.state == "failed" else report.note)
+            self._end(number, "failed", at, report.failure, report)
+
+    def _end(self, number: int, kind: str, at: float, detail: str = "", report: JobReport | None = None) -> None:
+        """Record the end of a job, whose columns have ended, and let its controller end.
+
+        kind, detail: arguments of `SessionDatabase.end`. report: last report, None if its controller is gone or has not
+        reported.
+        """
+        job = self.ids[number]
+        if report is None:
+            self.database.set_job(job, **self.columns.kept_of(number))
+        else:
+            self._write(number, report, last=True)
+        self.database.end(job, at, kind, detail)
         self._commands.end(job)
         self.changed = True
-        if self.columns.failed.all():  # raised once this look is in the database
-            reason = raised_in(report.failure)
-            self.fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
+        if kind == "failed" and self.columns.failed.all():  # raised once this look is in the database
+            self.fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {raised_in(detail)}")
 
     def controller_gone(self, job: str, reason: str) -> None:
         """Handle a controller that is gone with its workers, either ended or lost by a fault."""
@@ -240,15 +252,16 @@ class JobTracker:
         self.hold(number, ())
         if not self.columns.active[number]:
             return
+        if (report := self.reports.pop(job, None)) is not None:
+            self._write(number, report, last=True)
         progress, losses = self._losses.get(job, (-1.0, 0))
         known = float(self.store.progress[number])
         losses = 1 if known > progress else losses + 1
         self._losses[job] = (known, losses)
-        self.reports.pop(job, None)
         self.database.event(self.time, "controller_lost", job, value=losses, detail=reason)
         if losses > self._specs[job].faults.retries:
-            why = f"its controller was lost {losses} times in a row: {reason}"
-            self._end(number, JobReport(job, state="failed", failure=why), heard=False)
+            self.columns.fail(number, self.time)
+            self._end(number, "failed", self.time, f"its controller was lost {losses} times in a row: {reason}")
         else:
             self._commands.plan({job: planned}, self.time)
 
@@ -281,12 +294,7 @@ class JobTracker:
             return
         self.let_in_until(-np.inf, least=number + 1)
         self.columns.fail(number, self.time)
-        if job in self.reports:
-            self._write(number, self.reports[job])
-        self.database.set_job(job, **self.columns.kept_of(number))
-        self.database.end(job, self.time, CANCELLED)
-        self._commands.end(job)
-        self.changed = True
+        self._end(number, CANCELLED, self.time, report=self.reports.get(job))
 
     def set_priority(self, job: str, priority: int) -> None:
         """Move a job to another priority class, and reset its priority rises."""
@@ -401,17 +409,13 @@ class JobTracker:
         self.columns.write(self.database.followed)
         self.database.set_fact("beat", repr(self.time))
 
-    def _write(self, number: int, report: JobReport, heard: bool = True) -> None:
+    def _write(self, number: int, report: JobReport, last: bool = False) -> None:
+        """Write a job's columns and its newest report. last: whether its controller reports no more."""
         for improvement in self._improvements:
             self.database.improvement(*improvement)
         self._improvements.clear()
-        kept = self.columns.kept_of(number)
-        if heard:
-            self.database.note_report(report, **kept)
-        else:  # what it has reported before stays
-            self.database.set_job(report.job, **kept)
-            report = replace(report, progress=float(self.store.progress[number]))
-        self._on_report(self, report, not bool(self.columns.active[number]))
+        self.database.note_report(report, **self.columns.kept_of(number))
+        self._on_report(self, report, last)
 
     # changes of the workload
 

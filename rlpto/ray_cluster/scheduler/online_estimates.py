@@ -90,7 +90,7 @@ class OnlineEstimates:
             del self._shared[like]
         self._compile()
 
-    def heard(self, job: int, report: JobReport) -> None:
+    def take_report(self, job: int, report: JobReport) -> None:
         """Collect the evidence of a report on job number `job`."""
         one = self._jobs[job]
         known = math.isfinite(report.noise_scale) and report.noise_scale > 0

@@ -47,21 +47,21 @@ class CurveWriter:
     def __init__(self) -> None:
         self._curves: dict[str, Curve] = {}
 
-    def __call__(self, tracker: JobTracker, report: JobReport, over: bool) -> None:
-        """Add a job's newest report. over: whether it is the job's last one, which always ends the curve."""
+    def __call__(self, tracker: JobTracker, report: JobReport, last: bool) -> None:
+        """Add a job's newest report. last: whether its controller reports no more, so that the curve ends with it."""
         if (curve := self._curves.get(report.job)) is None:  # a previous scheduler may have begun it
             ((newest,),) = tracker.database.rows("SELECT max(at) FROM points WHERE job = ?", (report.job,))
             curve = Curve() if newest is None else Curve(newest - tracker.database.wall(0.0))
             self._curves[report.job] = curve
         for one in (*report.earlier, report):
             at = tracker.reported_at(one)
-            due = one.ended or (over and one is report) or at >= curve.point_at + POINT_INTERVAL_S
+            due = one.ended or (last and one is report) or at >= curve.point_at + POINT_INTERVAL_S
             if due and one.progress != curve.epoch:
                 self._add(tracker, one, curve, at)
-        if over or curve.points >= POINTS_BETWEEN_LOOKS:
+        if last or curve.points >= POINTS_BETWEEN_LOOKS:
             curve.points = 0
             thin_points(tracker.database, report.job, MOST_POINTS)
-        if over:
+        if last:
             self._curves.pop(report.job)
 
     def _add(self, tracker: JobTracker, report: JobReport, curve: Curve, at: float) -> None:
