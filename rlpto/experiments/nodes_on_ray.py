@@ -59,7 +59,7 @@ class SessionNodes:
     def __init__(self, cluster: RayCluster, real: RealNodes, rented: RentedNodes, keeps: bool = True) -> None:
         self._cluster, self._real, self._rented, self._keeps = cluster, real, rented, keeps
         self.records = rented.records
-        cluster.request(rented.wanted)
+        cluster.wanted_gpus = rented.wanted
 
     def decide(self) -> None:
         """Decide if a decision is due."""

@@ -62,7 +62,8 @@ class RayCluster:
     and after every event and decision. on_report: called with each written report, in the same transaction, and whether
     it is its controller's last. possible: all possible nodes, if nodes are rented.
 
-    tracker: its jobs. wake_at: latest return of `advance` [s].
+    tracker: its jobs. wake_at: latest return of `advance` [s]. wanted_gpus: returns the GPUs to request from Ray's
+    autoscaler. Default: as many as active jobs hold or ask for.
 
     A job keeps its GPUs where they are; added GPUs span few nodes. A shrinking job releases GPUs before another job
     gets them (`rlpto.ray_cluster.scheduler.gpu_claims`). Some of `held_gpus`, the GPUs given by the decision in force,
@@ -92,7 +93,7 @@ class RayCluster:
         nodes = NodeInventory(database, possible)
         nodes.join = backend.join if scale is None else ""
         self.wake_at, self._rents = np.inf, bool(possible)
-        self._wants: Callable[[], float] | None = None
+        self.wanted_gpus: Callable[[], float] = self._gpus_of_jobs
         whole = nodes.with_all(found)
         if whole.most_gpus == 0:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
@@ -220,10 +221,6 @@ class RayCluster:
         return AllocationChanges(time=time, job=job, gpus=gpus.astype(np.int64), accuracy=accuracy)
 
     # what the scheduler does
-
-    def request(self, wants: Callable[[], float]) -> None:
-        """Request as many GPUs from Ray's autoscaler as `wants` returns, instead of those that jobs hold or ask for."""
-        self._wants = wants
 
     def deciding(self, policy: str, latency: float) -> None:
         """Set the policy name and latency [s] of the next allocation, for the database."""
@@ -359,11 +356,14 @@ class RayCluster:
 
     def _notify(self) -> None:
         if self._requests is not None:
-            wanted = np.maximum(self.store.gpus, self.store.records["requested_gpus"])
-            gpus = wanted[self.columns.active].sum() if self._wants is None else math.ceil(self._wants() - ROUNDING)
-            self._requests.want(int(gpus), self.time)
+            self._requests.want(math.ceil(self.wanted_gpus() - ROUNDING), self.time)
         for observer in self._observers:
             observer(self)
+
+    def _gpus_of_jobs(self) -> float:
+        """GPUs that active jobs hold or ask for; of each job, the larger number."""
+        wanted = np.maximum(self.store.gpus, self.store.records["requested_gpus"])
+        return float(wanted[self.columns.active].sum())
 
     def _reopen(self, controllers: Sequence[str], left: float) -> None:
         """Restore the state from the database and the controllers, then look at the cluster for the first time."""
