@@ -23,7 +23,7 @@ class TrainingProgram(ABC):
 
     Options of a job are the keyword arguments of its class. Random numbers must come from torch, whose generators are
     seeded before every step; a repeated step is therefore reproduced exactly, on any worker. With a fixed batch, random
-    numbers do not depend on the number of workers either, within the limits of `worker.random_numbers`; a program that
+    numbers do not depend on the number of workers either, within the limits of `worker.sampling`; a program that
     draws none in its first step is assumed to draw none at all. Tensors are made on the CPU in single precision; the
     trainer moves them.
     """
