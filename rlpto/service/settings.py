@@ -68,9 +68,12 @@ class OptionSettings(Settings):
                 return value
             raise ValueError("expected true or false")
         if self.type == "choice":
-            text = value if isinstance(value, str) else str(value) if type(value) in (int, float) else ""  # 16 as typed
-            if text in self.choices:
-                return text
+            found = [one for one in self.choices if one == value]
+            if type(value) in (int, float):  # clients read texts such as 16, 0.10 and 1e-4 as numbers
+                same = [one for one in self.choices if _number(one) == value]
+                found = [one for one in same if one == str(value)] or same
+            if found:
+                return found[0]
             raise ValueError(f"expected one of {', '.join(self.choices)}")
         whole = self.type == "integer"
         low, high = self.minimum or 0.0, self.maximum or 0.0
@@ -244,6 +247,14 @@ class ServiceSettings(Settings):
     def program_specs(self) -> dict[str, dict[str, Any]]:
         """The programs by name as JSON, with only the keys that were given."""
         return {name: entry.model_dump(mode="json", exclude_unset=True) for name, entry in self.programs.items()}
+
+
+def _number(text: str) -> float | None:
+    """The number that a text reads as; None for any other text."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def is_safe_url(url: object) -> bool:

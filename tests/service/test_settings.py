@@ -72,5 +72,6 @@ def test_options_take_what_the_catalogue_allows(option: OptionSettings, good: li
 
 
 def test_a_number_that_is_typed_for_a_choice_is_that_choice() -> None:
-    option = OptionSettings(type="choice", choices=("16", "0.5"))
-    assert [option.checked(value) for value in (16, 0.5)] == ["16", "0.5"]
+    option = OptionSettings(type="choice", choices=("16", "0.5", "0.10", "1e-4", "0.1"))
+    assert [option.checked(value) for value in (16, 0.5, 0.1, 1e-4)] == ["16", "0.5", "0.1", "1e-4"]
+    assert OptionSettings(type="choice", choices=("sgd", "0.10")).checked(0.1) == "0.10"

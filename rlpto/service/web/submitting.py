@@ -221,8 +221,8 @@ def _row(script: ScriptBody) -> ScriptRow:
 
 def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:
     """Options given by the user or with defaults in the catalogue. Raises Problem for any other."""
-    defaults = {name: option.default for name, option in entry.options.items()}
-    found: dict[str, Scalar] = {name: value for name, value in defaults.items() if value is not None}
+    options = entry.options.items()
+    found = {name: option.checked(option.default) for name, option in options if option.default is not None}
     for name, value in body.options.items():
         if name not in entry.options:
             known = ", ".join(entry.options) or "none"

@@ -42,6 +42,11 @@ class TestSubmitting:
         left_out = ("name", "epochs", "gpus", "max_gpus", "priority")
         assert [plain[name] for name in left_out] == ["digits", 20, 1, 1, "normal"]
 
+    def test_a_default_counts_as_if_a_user_had_given_it(self, api: Api) -> None:
+        options = {"width": {"type": "choice", "choices": ["16", "32"], "default": 16}}
+        set_programs(api.store, {"digits": {**api.settings.program_specs["digits"], "options": options}})
+        assert api.submit()["options"] == {"width": "16"}
+
     def test_the_same_key_makes_one_job_whatever_has_changed_since(self, api: Api) -> None:
         key, body = {"Idempotency-Key": "k1"}, {"program": "digits", "gpus": 2}
         first = api("POST", "jobs", json=body, headers=key)
