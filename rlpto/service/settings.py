@@ -164,7 +164,7 @@ class WebSettings(Settings):
     """Seconds for receiving a whole request, headers and body, before the connection is closed."""
     session_hours: float = Field(12.0, gt=0, le=720)
     """Hours after which a browser has to sign in again."""
-    webhook: str | None = Field(None, pattern=r"^https?://[^\s/]+")
+    webhook: str | None = Field(None, pattern=r"^https?://[^\s/?#]+([/?#][!-~]*)?$")
     """Address that receives a POST when a job ends, with `text` for people and the `job`. Default: no webhook."""
     oidc: OidcSettings | None = None
     """Single sign-on. Default: users sign in only with tokens."""

@@ -35,6 +35,7 @@ LONG = "x" * 65
         ("wbe: {}", "did you mean web"),
         ("web: {host: 0.0.0.0}", "s.yaml:2: web: host 0.0.0.0 can be reached by others"),
         ("web: {certificate: a.pem}", "certificate and key are given together"),
+        ("web: {webhook: 'https://chat/ü'}", "s.yaml:2: web.webhook: expected text that matches"),
         ("on_stop: leave", "s.yaml:2: on_stop: expected 'keep' or 'end'"),
         ("programs: {../x: {program: {}}}", "programs"),
         (f"programs: {{x: {{{TRAINS}, options: {{lr: {{type: number}}}}}}}}", "needs a minimum and a maximum"),

@@ -80,7 +80,7 @@ class EndMessages:
             try:
                 await asyncio.to_thread(self._send, row, f"{row.id}-{event.seq}")
                 return
-            except (OSError, HTTPException) as error:
+            except (OSError, HTTPException, ValueError) as error:  # ValueError: a name that no host can have
                 code = error.code if isinstance(error, HTTPError) else None
                 said = f"webhook at {place}: {type(error).__name__ if code is None else f'it answers {code}'}"
                 if code is not None and 400 <= code < 500 and code not in _AGAIN:
@@ -91,7 +91,8 @@ class EndMessages:
             wait = min(2.0 * wait, LONGEST_WAIT_S)
 
     def _send(self, row: JobRow, key: str) -> None:
-        """Post the end of a job. key: idempotency key of all attempts. Raises OSError or HTTPException if it fails."""
+        """Post the end of a job. key: idempotency key of all attempts. Raises OSError, HTTPException or ValueError on
+        failure."""
         body = json.dumps({"text": _text(row), "job": jsonable_encoder(row)}).encode()
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
         with urlopen(Request(self._url, body, headers, method="POST"), timeout=TIMEOUT_S) as answer:

@@ -80,6 +80,22 @@ def test_ends_arrive_once_each_in_order(receiver: Receiver, tmp_path: Path, capl
     assert receiver.got.empty()
 
 
+def test_a_name_that_no_host_can_have_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(messages, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setenv("no_proxy", "*")
+    settings = make_settings(tmp_path / "service", web={"webhook": "http://.chat.example/secret"})
+    fill(settings)
+    with caplog.at_level(logging.WARNING), serving(settings) as store:
+        end(store, "one", "finished")
+        until = time.monotonic() + WAIT_S
+        while caplog.text.count("tried again") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert caplog.text.count("webhook at .chat.example: Unicode") >= 2
+    assert "secret" not in caplog.text
+
+
 def test_a_webhook_that_is_set_again_is_not_sent_what_ended_meanwhile(receiver: Receiver, tmp_path: Path) -> None:
     settings = make_settings(tmp_path / "service", web={"webhook": receiver.address})
     fill(settings)
