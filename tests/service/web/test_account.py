@@ -21,6 +21,11 @@ def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
+def test_signing_in_leads_back_to_the_page_with_its_filters(api: Api) -> None:
+    answer = api("GET", "/history?owner=bob&state=queued", None, follow_redirects=False)
+    assert answer.headers["location"] == "/login?next=%2Fhistory%3Fowner%3Dbob%26state%3Dqueued"
+
+
 class TestTokens:
     def test_nobody_without_a_token(self, api: Api) -> None:
         for header in ("", "Bearer", "Bearer ", "Bearer x", "Basic YTpi", "bearer rlpto_" + "A" * 43):

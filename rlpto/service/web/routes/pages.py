@@ -35,7 +35,8 @@ async def sign_in_first(request: Request, _: SignInNeeded) -> Response:
     """Redirect to the sign-in page. A request for a part of a page makes the browser reload the whole page."""
     if "hx-request" in request.headers:
         return Response(None, 204, {"HX-Redirect": "/login"})
-    return RedirectResponse(f"/login?next={quote(request.url.path, safe='')}", 303)
+    query = f"?{request.url.query}" if request.url.query else ""
+    return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)
 
 
 async def _viewer(request: Request, service: TheService) -> Caller:
