@@ -22,7 +22,7 @@ from rlpto.ray_cluster.settings import AutoscaleSettings, RaySettings
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.joined import REPOSITORY, Joined, joined
-from tests.ray_cluster.test_cluster import make_cluster, play
+from tests.ray_cluster.sessions import make_cluster, play
 from tests.ray_cluster.test_shipped_code import DIGITS
 from tests.service.served import Served, write_settings
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.jobs import Job
-from rlpto.core.loop import run
-from rlpto.core.policy import Policy
-from rlpto.core.queues import QueueSettings
-from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.size_table import largest_sizes
-from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
-from rlpto.ray_cluster.messages import FaultTolerance, JobReport, JobSpec, KeptTraining
+from rlpto.ray_cluster.messages import JobReport, KeptTraining
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -33,43 +25,10 @@ from rlpto.ray_cluster.settings import RaySettings
 from rlpto.store.curves import spans_between
 from rlpto.store.status import NodeRow, nodes
 from tests.builders import Scripted, linear_tables, with_batch_sizes
-from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
+from tests.ray_cluster.sessions import Interrupted, elastic, make_cluster, play, run_until, specs
 
-RULES = SessionRules(interval=10.0)
 CHOOSING = "max_throughput:choose_batch_size=true"
-
-
-def specs(jobs: list[Job], retries: int = 3) -> list[JobSpec]:
-    faults = FaultTolerance(retries=retries)
-    return [
-        JobSpec(job.name, job.name, "s", "some.module:Program", f"jobs/{job.name}", 8, job.epochs, 100, faults=faults)
-        for job in jobs
-    ]
-
-
-def make_cluster(
-    backend: FakeBackend,
-    jobs: list[Job],
-    database: SessionDatabase,
-    rules: SessionRules = RULES,
-    tables: SpeedTables | None = None,
-    given: Sequence[JobSpec] = (),
-    **more: Any,
-) -> RayCluster:
-    """A cluster in the time of the backend's world. given: what controllers need. more: as of `RayCluster`."""
-    timing = replace(rules, clock=backend.world.clock)
-    shown = tables or linear_tables(0.1, 8)
-    return RayCluster(backend, jobs, given or specs(jobs), shown, database, timing, **more)
-
-
-def play(cluster: Any, policy: str | Policy = "equal_share") -> RunRecord:
-    asked = make_policy(policy) if isinstance(policy, str) else policy
-    return run(cluster, asked, QueueSettings(), RewardWeights(), window="w")
-
-
-def elastic(i: int, submit: float = 0.0, epochs: float = 4.0, most: int = 4) -> Job:
-    return make_job(i, submit, epochs, max_gpus=most)
 
 
 class TestClocks:
@@ -383,16 +342,6 @@ class TestRestart:
             make_cluster(FakeBackend(FakeTime(), {"n": 2}), [elastic(0), elastic(1)], database)
 
 
-def run_until(cluster: RayCluster, time: float, policy: str = "equal_share") -> None:
-    """Schedule until then, and leave everything as it is: the scheduler dies."""
-
-    def die() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        play(Interrupted(cluster, time, die), policy)
-
-
 def test_what_a_job_had_trained_further_than_it_is_counts_as_lost() -> None:
     columns = JobColumns([elastic(0)], linear_tables(0.1, 8))
 
@@ -440,24 +389,6 @@ def acting(*acts: tuple[float, Callable[[RayCluster], object]]) -> Callable[[Ray
             remaining.pop(0)[1](cluster)
 
     return act
-
-
-class Interrupted:
-    """A cluster to which something happens once it is late enough."""
-
-    def __init__(self, cluster: RayCluster, at: float, by: Callable[[], object]) -> None:
-        self._cluster, self._at = cluster, at
-        self._by: Callable[[], object] | None = by
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)
-
-    def advance(self, until: float) -> AnyArray:
-        passed = self._cluster.advance(until)
-        if self._by is not None and self._cluster.time >= self._at:
-            by, self._by = self._by, None
-            by()
-        return passed
 
 
 def test_a_job_has_allowed_sizes_whatever_a_policy_asks_for_and_after_a_node_died(database: SessionDatabase) -> None:

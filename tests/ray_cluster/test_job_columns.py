@@ -25,7 +25,7 @@ from rlpto.store.program_keys import GuessSettings
 from tests.builders import job as make_job
 from tests.builders import linear_tables
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
-from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster, play, run_until, specs
+from tests.ray_cluster.sessions import Interrupted, elastic, make_cluster, play, run_until, specs
 from tests.slow import few
 
 FIRST, TRUE = 0.1, 0.7

@@ -41,7 +41,7 @@ from rlpto.store.program_keys import GuessSettings
 from tests.builders import Scripted, linear_tables
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
-from tests.ray_cluster.test_cluster import make_cluster, play, specs
+from tests.ray_cluster.sessions import make_cluster, play, specs
 
 SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=20, batch_size=BATCH, pace=0.1)

@@ -33,7 +33,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import ProgramSettings
 from tests.builders import Scripted, job, linear_tables, with_gpu_types, with_servers
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
-from tests.ray_cluster.test_cluster import elastic, make_cluster, play, specs
+from tests.ray_cluster.sessions import elastic, make_cluster, play, specs
 from tests.slow import few
 
 NODES = {"n1": 2, "n2": 4, "n3": 2}

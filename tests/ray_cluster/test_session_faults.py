@@ -42,7 +42,7 @@ from rlpto.store.rows import find, put
 from rlpto.store.status import PredictionRow
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
-from tests.ray_cluster.test_cluster import elastic, make_cluster, play, run_until
+from tests.ray_cluster.sessions import elastic, make_cluster, play, run_until
 
 FLIPS = 50
 

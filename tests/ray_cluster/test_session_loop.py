@@ -37,7 +37,7 @@ from rlpto.simulator.settings import SimulatorSettings
 from rlpto.store.requests import add_switch, ask, get_request
 from tests.builders import Scripted
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
-from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster, play
+from tests.ray_cluster.sessions import Interrupted, elastic, make_cluster, play
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = SimulatorSettings(interval=10.0, growth="overlap")

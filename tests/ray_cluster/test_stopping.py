@@ -22,7 +22,7 @@ from rlpto.store.checkpoints import read_newest
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 from tests.ray_cluster.running import KILL, SESSION, Running, make_spec
-from tests.ray_cluster.test_cluster import make_cluster, specs
+from tests.ray_cluster.sessions import make_cluster, specs
 
 RULE = StopRule(gain=0.01, over=0.1, after=0.5)
 EPOCHS = 60.0
