@@ -122,7 +122,7 @@ def _enter_session(path: Path) -> None:
         database.decision(
             1.0, policy="fifo", latency=0.01, capacity=4, held=2, active=2, waiting=1, action={"job-0": 2}
         )
-        database.followed(passed)
+        database.add_interval(passed)
         database.plan(["job-0"], [Command("job-0", database.next_generation(), Plan(("n1", "n1")))], 1.0)
         database.change(1.0, "job-0", 2, 0.5, ("n1", "n1"))
         database.improvement("job-0", 1.5, 0.5)

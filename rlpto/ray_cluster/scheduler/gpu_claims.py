@@ -241,10 +241,10 @@ class CommandLog:
         self._backend = backend
         self._database = database
         self._specs = specs
-        self._there: set[str] = set()
-        self._ever: set[str] = set()
+        self._with_controller: set[str] = set()
+        self._launched: set[str] = set()
         self._sent_at: dict[str, float] = {}
-        self._over: list[str] = []
+        self._ended: list[str] = []
 
     def plan(self, targets: Mapping[str, Plan], time: float) -> None:
         """Enter plans in the GPU claims and, before any command is sent, in the database."""
@@ -252,8 +252,8 @@ class CommandLog:
 
     def send_due(self, time: float) -> None:
         """Send commands that are due, and repeat unconfirmed ones."""
-        while self._over:  # the database now records that these jobs have ended
-            self._backend.end(self._over.pop())
+        while self._ended:  # the database now records that these jobs have ended
+            self._backend.end(self._ended.pop())
         for command in list(self.claims.due()):
             # In the database first: a command that may have been sent counts as sent.
             self._database.commanded(command.generation, time)
@@ -274,57 +274,57 @@ class CommandLog:
 
     def _start(self, job: str) -> None:
         """Start a job's controller if it has none."""
-        if job not in self._there:
-            self._there.add(job)
+        if job not in self._with_controller:
+            self._with_controller.add(job)
             self._database.set_job(job, launched=1)
-            self._backend.start(self._specs[job], resume=job in self._ever)
-            self._ever.add(job)
+            self._backend.start(self._specs[job], resume=job in self._launched)
+            self._launched.add(job)
 
     def end(self, job: str) -> None:
         """Mark that a job needs no controller any more."""
         self.claims.ended(job)
-        self._over.append(job)
+        self._ended.append(job)
 
     def gone(self, job: str) -> Plan:
         """Remove a job's controller that is gone with its workers. Returns the job's plan."""
         planned = self.claims.entry(job).planned
         self.claims.released(job)
         self._database.forget_commands(job)
-        self._there.discard(job)
+        self._with_controller.discard(job)
         return planned
 
     def has_controller(self, job: str) -> bool:
         """True while the job has a controller, or may have one."""
-        return job in self._there
+        return job in self._with_controller
 
     def forget(self, jobs: Collection[str]) -> None:
         """Forget ended jobs whose controllers are gone."""
         for job in jobs:
             self.claims.released(job)
             self._sent_at.pop(job, None)
-            self._ever.discard(job)
+            self._launched.discard(job)
 
     def reopen(self, rows: Sequence[SessionJob], controllers: Collection[str]) -> list[str]:
         """Restore state from the database and the controllers that were found; end unneeded controllers. Returns jobs
         that have lost their controller and resume from their checkpoints."""
         active = [row.id for row in rows if row.state in ACTIVE]
-        self._ever = {row.id for row in rows if row.launched}
-        self._there = {job for job in active if job in controllers}
+        self._launched = {row.id for row in rows if row.launched}
+        self._with_controller = {job for job in active if job in controllers}
         commands, unsent = self._database.newest_commands(), self._database.unsent()
         for job in active:
-            if job in self._there:
+            if job in self._with_controller:
                 self.claims.adopt(job, commands.get(job, ()), unsent)
         for job in controllers:
-            if job not in self._there:
+            if job not in self._with_controller:
                 self._backend.end(job)
-        lost = [job for job in active if job in self._ever - self._there]
+        lost = [job for job in active if job in self._launched - self._with_controller]
         for job in lost:
             self._database.forget_commands(job)
         return lost
 
     def first_reports(self, clock: Clock) -> list[JobReport]:
         """Wait for a first report from every controller after a restart, for a limited time."""
-        heard, by = list[JobReport](), clock.now() + ATTACH_TIMEOUT_S
-        while self._there - {report.job for report in heard} and clock.now() < by:
-            heard += self._backend.reports(0.05)
-        return heard
+        reports, by = list[JobReport](), clock.now() + ATTACH_TIMEOUT_S
+        while self._with_controller - {report.job for report in reports} and clock.now() < by:
+            reports += self._backend.reports(0.05)
+        return reports

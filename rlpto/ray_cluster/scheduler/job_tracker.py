@@ -406,7 +406,7 @@ class JobTracker:
                 self._write(number, report)
             elif self.columns.gained[number]:  # its controller is gone; without a gain nothing needs writing
                 self.database.set_job(self.ids[number], **self.columns.kept_of(number))
-        self.columns.write(self.database.followed)
+        self.columns.write(self.database.add_interval)
         self.database.set_fact("beat", repr(self.time))
 
     def _write(self, number: int, report: JobReport, last: bool = False) -> None:

@@ -47,7 +47,7 @@ class NodeInventory:
         self.join, self._rents = "", bool(possible)
         self._answered: dict[str, float] = {}  # time of the last answer of silent nodes
         self._cut_off = 0.0
-        self._going: tuple[str, ...] = ()
+        self._draining: tuple[str, ...] = ()
         self._known: dict[str, NodeInfo] = {}
         self.claims = GpuClaims()
         self.shape = ClusterShape(Node(node.gpus, node.cpus, node.gpu, up=False) for node in possible)
@@ -68,7 +68,7 @@ class NodeInventory:
         """Seconds from `wall` [s of `time.time`] until each node leaves, as announced [N]; infinity without an
         announcement."""
         left, first = np.full(len(self.shape), np.inf), len(self.claims.capacity)
-        for number, node in enumerate(self._going, first):
+        for number, node in enumerate(self._draining, first):
             left[number] = max(self.announced.get(node, np.inf) - wall, 0.0)
         return left
 
@@ -141,9 +141,9 @@ class NodeInventory:
 
     def _reshape(self) -> None:
         """Recompute the shape from the nodes that are up or draining."""
-        self._going = tuple(node for node in self.announced if node in self._known and node not in self.claims.capacity)
-        there = (*self.claims.capacity, *self._going)
-        nodes = [replace(self.offered(self._known[node]), up=node in self.claims.capacity) for node in there]
+        up = self.claims.capacity
+        self._draining = tuple(node for node in self.announced if node in self._known and node not in up)
+        nodes = [replace(self.offered(self._known[node]), up=node in up) for node in (*up, *self._draining)]
         self.shape = shape_with(self.shape, nodes)
 
 

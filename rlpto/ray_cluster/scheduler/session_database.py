@@ -37,7 +37,7 @@ CANCELLED = "withdrawn"
 _ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", CANCELLED: "cancelled"}
 _LONGEST_REASON = 500
 _SUMS = ("unfinished", "gpu_seconds", "rescale_seconds")
-FOLLOWED = ("gain_high", "gain_normal", "gain_low", *_SUMS, "short_high", "short_normal", "short_low")
+INTERVAL_COLUMNS = ("gain_high", "gain_normal", "gain_low", *_SUMS, "short_high", "short_normal", "short_low")
 """Columns of a decision with the following interval: accuracy gained by class, sums, accuracy missing by class."""
 _ENTER = (
     "INSERT INTO jobs (id, name, epochs, submitted, changed, spec, submit_time, number) "
@@ -283,10 +283,10 @@ class SessionDatabase(Store):
         """Enter a decision that was just made. columns: columns of the table of decisions."""
         insert(self, "decisions", at=self.wall(time), time=time, **columns)
 
-    def followed(self, passed: AnyArray) -> bool:
+    def add_interval(self, passed: AnyArray) -> bool:
         """Add an [1] INTERVAL to the newest decision. False if there is no decision yet."""
         sums = (float(passed[name][0]) for name in _SUMS)
-        added = ", ".join(f"{name} = {name} + ?" for name in FOLLOWED)
+        added = ", ".join(f"{name} = {name} + ?" for name in INTERVAL_COLUMNS)
         more = (*passed["accuracy_gain"][0].tolist(), *sums, *passed["shortfall"][0].tolist())
         newest = "WHERE seq = (SELECT MAX(seq) FROM decisions)"
         return self.write(f"UPDATE decisions SET {added} {newest}", more).rowcount > 0
@@ -369,7 +369,7 @@ class SessionDatabase(Store):
 def decision_records(database: SessionDatabase, weights: RewardWeights, newest: int = -1) -> DecisionRecords:
     """Decisions of a session, including earlier schedulers' ones: all, or the `newest`. The latency is the policy's
     alone."""
-    columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
+    columns = ("time", "latency", "capacity", "held", "active", "waiting", *INTERVAL_COLUMNS)
     chosen = "(SELECT * FROM decisions ORDER BY seq DESC LIMIT ?)"
     found = database.rows(f"SELECT {', '.join(columns)} FROM {chosen} ORDER BY seq", (newest,))
     rows = np.array(found, dtype=np.float64).reshape(-1, len(columns))
