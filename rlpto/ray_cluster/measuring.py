@@ -31,7 +31,7 @@ from rlpto.ray_cluster.settings import GUESSED_NOISE_SCALE, ProgramSettings
 POLL_INTERVAL_S = 0.02
 """Time between two checks of a job, which is the error of a measured delay."""
 CHANGE_TIMEOUT_S = 300.0
-"""Longest time for a change to take effect."""
+"""Longest time for a change to take effect, and for a step."""
 LOOK_INTERVAL_S = 0.1
 """Time between two checks of the job whose accuracy is measured."""
 MIN_MEASURED_STEPS = 20
@@ -128,15 +128,14 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         return Change("grow" if more > 0 else "shrink" if more < 0 else "move", len(nodes), new, seconds, pause)
 
     def train(self, seconds: float, steps: int) -> None:
-        """Train at the present size for `seconds` at least, and until its speed is measured over `steps` steps."""
+        """Train at the present size for `seconds` at least, and until its speed is measured over `steps` steps. Raises
+        JobError if no step is done in `CHANGE_TIMEOUT_S`."""
         size = (len(self.nodes), len(set(self.nodes)))
-        earliest = time.monotonic() + seconds
-
-        def enough(report: JobReport) -> bool:
-            done = next((m.count for m in report.throughput if (m.workers, m.nodes) == size), 0)
-            return time.monotonic() >= earliest and done >= steps
-
-        self.until(enough)
+        earliest, report = time.monotonic() + seconds, self.report()
+        while time.monotonic() < earliest or steps > sum(
+            one.count for one in report.throughput if (one.workers, one.nodes) == size
+        ):
+            report = self.steps(1)
 
     def stop(self) -> JobReport | None:
         """End the job with a checkpoint. Returns the last report, or None if the controller was gone already."""

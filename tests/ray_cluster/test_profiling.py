@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.io.errors import ProfileError
+from rlpto.io.errors import JobError, ProfileError
 from rlpto.performance.fitted import choices_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.tables import JobType
+from rlpto.ray_cluster import measuring
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.measuring import (
     Change,
+    CommandedJob,
     ProgramMeasurements,
     by_epoch,
     fit_program,
@@ -26,7 +29,7 @@ from rlpto.ray_cluster.measuring import (
     start_delay,
     visits,
 )
-from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.messages import JobReport, Measured
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.settings import GUESSED_NOISE_SCALE, ProgramSettings
 from tests.ray_cluster.running import make_spec
@@ -51,6 +54,32 @@ def test_sizes_are_powers_of_two_and_what_lies_between_and_those_that_fit_on_one
     assert [len(place) for place in placements({"a": 7})] == [1, 2, 3, 4, 6, 7]
     assert placements({"a": 2, "b": 2}) == [("a",), ("a", "a"), ("a", "b"), ("a", "a", "b"), ("a", "a", "b", "b")]
     assert visits({"a": 2, "b": 2})[-3:] == [("a",), (), ("a", "b")]
+
+
+class Slow(CommandedJob):
+    """A job with one worker in virtual time. step: seconds of a step. stops: when it makes no more of them [s]."""
+
+    def __init__(self, step: float, stops: float = math.inf) -> None:
+        self.spec, self.nodes = make_spec(Path("nowhere")), ("a",)
+        self.now, self._step, self._stops = 0.0, step, stops
+
+    def report(self) -> JobReport:
+        done = int(min(self.now, self._stops) / self._step)
+        return JobReport("job", step=done, throughput=(Measured(1, 1, 1.0, done), Measured(2, 1, 1.0, 99)))
+
+    def sleep(self, _: float) -> None:
+        self.now += 1.0
+
+
+def test_a_measurement_takes_as_long_as_it_needs_while_there_are_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for job, least, expected in ((Slow(2.0), 1000.0, 1000.0), (Slow(50.0), 10.0, 1000.0), (Slow(0.5), 10.0, 10.0)):
+        monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda job=job: job.now, sleep=job.sleep))
+        job.train(least, 20)
+        assert job.now == pytest.approx(expected, abs=2.0)
+    job = Slow(2.0, stops=500.0)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: job.now, sleep=job.sleep))
+    with pytest.raises(JobError, match="has made no progress within 300 s"):
+        job.train(1000.0, 20)
 
 
 def seconds(workers: int) -> float:
