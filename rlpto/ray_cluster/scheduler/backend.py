@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlpto.core.cluster import Node
 from rlpto.performance.tables import ANY_GPU
 from rlpto.ray_cluster.controllers import (
     HEARTBEAT_TIMEOUT_S,
@@ -55,6 +56,11 @@ class NodeInfo:
             entry["NodeManagerHostname"],
             labels.get(MARKET_LABEL) == "spot",
         )
+
+    @property
+    def offered(self) -> Node:
+        """The node as policies see it."""
+        return Node(self.gpus, self.cpus, self.gpu)
 
 
 class Backend(Protocol):

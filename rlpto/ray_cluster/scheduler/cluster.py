@@ -25,6 +25,7 @@ from rlpto.ray_cluster.scheduler.placement import (
     NodeInventory,
     allocated_plans,
     known_placement,
+    shape_with,
     usable_nodes,
 )
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -94,7 +95,7 @@ class RayCluster:
         nodes.join = backend.join if scale is None else ""
         self.wake_at, self._rents = np.inf, bool(possible)
         self.wanted_gpus: Callable[[], float] = self._gpus_of_jobs
-        whole = nodes.with_all(found)
+        whole = shape_with(nodes.shape, [node.offered for node in found])
         if whole.most_gpus == 0:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         began, left = database.number("began"), database.number("beat") or 0.0

@@ -74,8 +74,8 @@ class JobTracker:
         self._specs, self._nodes, self._commands = specs, nodes, commands
         self._renumber(tuple(jobs), tuple(specs))
         self._noise, self.estimates = knowledge.noise, knowledge.estimates
-        self._work = RemainingWork(knowledge.remaining, knowledge.tail, self.store, tables, self._accuracy_at)
-        self._left = None if knowledge.remaining == "declared" else self._work
+        self._remaining = RemainingWork(knowledge.remaining, knowledge.tail, self.store, tables, self._accuracy_at)
+        self._remaining_shown = None if knowledge.remaining == "declared" else self._remaining
         self._unseen_hours = knowledge.unseen_hours
         self._losses: dict[str, tuple[float, int]] = {}
         self._improvements: list[tuple[str, float, float]] = []  # not in the database yet
@@ -125,7 +125,7 @@ class JobTracker:
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, including finished ones. Measured accuracies are used if available."""
         gpus_per_node, classes = self._nodes.shape.gpus_per_node, self.store.priority[index]
-        return JobTable(self.store, self.estimated, index, classes, gpus_per_node, self._noise, self._left)
+        return JobTable(self.store, self.estimated, index, classes, gpus_per_node, self._noise, self._remaining_shown)
 
     def _accuracy_at(self, index: IntArray, progress: FloatArray) -> FloatArray:
         """Accuracy of jobs after `progress` epochs, interpolated from evaluations [n]; NaN before a job's first one."""
@@ -353,7 +353,7 @@ class JobTracker:
         if self.estimates is not None:
             if len(unseen := self.estimates.unseen):
                 hours = self._unseen_hours * self.store.scale[unseen]
-                self.estimates.show_unseen(self._work(unseen) / (3600 * hours))
+                self.estimates.show_unseen(self._remaining(unseen) / (3600 * hours))
             own, types = self.estimates.tables, self.estimates.type_of
         self.estimated = own
         if self._starts:  # median of measured start delays and the tables' delay
@@ -433,7 +433,7 @@ class JobTracker:
         """Replace the speed tables by ones that include more models."""
         self.tables = tables
         self.columns.take_tables(tables, self.jobs)
-        self._work.take_tables(tables)
+        self._remaining.take_tables(tables)
         self._take_estimates()
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:

@@ -52,14 +52,6 @@ class NodeInventory:
         self.claims = GpuClaims()
         self.shape = ClusterShape(Node(node.gpus, node.cpus, node.gpu, up=False) for node in possible)
 
-    def with_all(self, nodes: Sequence[NodeInfo]) -> ClusterShape:
-        """The cluster with these nodes up, before any node was added."""
-        return shape_with(self.shape, [self.offered(node) for node in nodes])
-
-    def offered(self, node: NodeInfo) -> Node:
-        """Return a node as policies see it."""
-        return Node(node.gpus, node.cpus, node.gpu)
-
     def gpu_type_of(self, name: str) -> str | None:
         """GPU type of a known node by its id; None if the node is unknown."""
         return self._known[name].gpu if name in self._known else None
@@ -143,7 +135,7 @@ class NodeInventory:
         """Recompute the shape from the nodes that are up or draining."""
         up = self.claims.capacity
         self._draining = tuple(node for node in self.announced if node in self._known and node not in up)
-        nodes = [replace(self.offered(self._known[node]), up=node in up) for node in (*up, *self._draining)]
+        nodes = [replace(self._known[node].offered, up=node in up) for node in (*up, *self._draining)]
         self.shape = shape_with(self.shape, nodes)
 
 
