@@ -78,8 +78,8 @@ class Plan(Settings):
     cells: Path
     data: Path | None = None
     workers: Any = LocalWorkers()  # `Workers`
-    workloads: tuple[Workload, ...] = ("synthetic", "philly", "pollux")
-    loads: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
+    workloads: Annotated[tuple[Workload, ...], Field(min_length=1)] = ("synthetic", "philly", "pollux")
+    loads: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)] = (0.5, 0.7, 0.9, 1.1)
     seeds: Annotated[int, Field(ge=1)] = 3
     windows: Annotated[int, Field(ge=1)] = 26
     draws: Annotated[int, Field(ge=1)] = 5
@@ -140,7 +140,7 @@ def trained(plan: Plan, workload: str, variant: str, overrides: Sequence[str], s
 
     Raises ConfigError if it fails, or if the folder holds another training.
     """
-    run = (plan.folder / "training" / f"{workload}-{variant}-{seed}").resolve()
+    run = plan.folder / "training" / f"{workload}-{variant}-{seed}"
     short = () if plan.training is None else (f"agent.whole_windows.windows={plan.training}",)
     changes = [f"agent.loads=[{','.join(map(str, plan.loads))}]", *overrides, *short]
     wanted = {"config": workload, "seed": seed, "overrides": changes}

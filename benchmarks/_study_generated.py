@@ -24,6 +24,7 @@ from rlpto.evaluation.statistics import Interval
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.io.arrays import FloatArray
+from rlpto.io.files import write_text
 from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 
@@ -170,7 +171,6 @@ def workloads(plan: Plan, *settings: str) -> Config:
 
 def write_workloads(data: Path, folder: Path) -> None:
     """Write workloads in Pollux's format, a file for each seed; job sizes are drawn from the model's published jobs."""
-    folder.mkdir(parents=True, exist_ok=True)
     published = pd.concat(pd.read_csv(path) for path in sorted((data / "traces" / "pollux").glob("*.csv")))
     trace = pd.read_csv(data / "traces" / "philly.csv.gz", parse_dates=["timestamp"])
     local = trace["timestamp"] - pd.Timedelta(hours=FIRST_HOUR)
@@ -180,7 +180,8 @@ def write_workloads(data: Path, folder: Path) -> None:
     jobs = pd.DataFrame({"time": seconds.astype(int), "hours": hours})[usable]
     sizes = {model: rows[["num_replicas", "batch_size"]].to_numpy() for model, rows in published.groupby("application")}
     for seed in range(FIRST_SEED, FIRST_SEED + WORKLOADS):
-        drawn(jobs, sizes, np.random.default_rng(seed)).to_csv(folder / f"workload-{seed}.csv", index=False)
+        text = drawn(jobs, sizes, np.random.default_rng(seed)).to_csv(index=False)
+        write_text(folder / f"workload-{seed}.csv", text, "a workload")
 
 
 def drawn(jobs: pd.DataFrame, sizes: Mapping[object, np.ndarray], rng: np.random.Generator) -> pd.DataFrame:

@@ -2,8 +2,9 @@
 
     python benchmarks/study.py [NAME ...] [--fresh] [--set KEY=VALUE] [--workers ADDRESS]
 
-Measurements are kept in runs/studies/NAME.json until sources or settings change. Cells and trainings are kept too: an
-interrupted call continues from there. Exits 1 if a figure that a page claims is not reached.
+Measurements are kept in runs/studies/NAME.json until the files of RLPTO, the settings or the folder of real data
+change. Cells and trainings are kept too: an interrupted call continues from there. Exits 1 if a figure that a page
+claims is not reached.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import _common
-import yaml
 from _common import Check
 from _studies import Plan, Row
 from pydantic import Field, TypeAdapter, ValidationError
@@ -34,8 +33,9 @@ from rlpto.io.markdown import markdown_table
 from rlpto.io.reading import parsing
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem
+from rlpto.io.sources import FILES
 from rlpto.io.workers import Workers
-from rlpto.io.yaml_file import read_yaml
+from rlpto.io.yaml_file import parse_value, read_yaml
 
 HERE, PAGES = Path(__file__).parent, _common.ROOT / "docs"
 STUDIES = HERE / "studies.yaml"
@@ -59,7 +59,7 @@ class Study(Settings):
     """One row of studies.yaml, which explains the keys."""
 
     tables: dict[str, str] = Field(default_factory=dict)
-    needs: str = ""
+    needs: tuple[str, ...] = ()
     page: str = ""
     claims: tuple[Claim, ...] = ()
     listed: bool = True
@@ -75,7 +75,13 @@ def main() -> None:
         with chosen_workers(options.workers, options.jobs) as workers:
             for name in _common.chosen("study", options.names, tuple(studies)) or studies:
                 study = studies[name]
-                plan = plan_of(study, options.set, options.folder, workers)
+                try:
+                    for needed in study.needs:
+                        _common.real(needed)
+                except _common.NoDataError as lack:
+                    print(f"{name} skipped: {lack}")
+                    continue
+                plan = plan_of(study, options.set, options.folder.resolve(), workers)
                 found = measured(name, study, plan, fresh=options.fresh)
                 checks += [check for check, missed in claims_of(study, found) if not missed]
                 write_block(options.pages / study.page, name, block(name, study, found))
@@ -117,9 +123,12 @@ def plan_of(study: Study, settings: Sequence[str], folder: Path, workers: Worker
     Trainings are kept when sources change; cells are not.
     """
     data, cells = _common.data_folder(), folder / f"cells-{sources_digest()[:8]}"
-    given = {key: yaml.safe_load(text) for key, _, text in (setting.partition("=") for setting in settings)}
-    if unknown := [key for key in given if key not in SETTINGS]:
-        raise ConfigError(f"--set {unknown[0]}: expected one of {', '.join(SETTINGS)}")
+    given: dict[str, Any] = {}
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        if key not in SETTINGS:
+            raise ConfigError(f"--set {key}: expected one of {', '.join(SETTINGS)}")
+        given[key] = parse_value(text, f"--set {setting}")
     context = {"folder": folder, "cells": cells, "data": data if data.is_dir() else None, "workers": workers}
     try:
         return Plan.model_validate(study.settings | given | context)
@@ -137,20 +146,17 @@ def functions_of(name: str, study: Study) -> dict[str, Callable[..., Any]]:
     return found
 
 
-@cache
 def sources_digest() -> str:
-    """Digest of all sources that a measurement may depend on."""
-    digest = hashlib.sha256()
-    for path in [*sorted((_common.ROOT / "rlpto").rglob("*.py")), *sorted(HERE.glob("*.py"))]:
+    """Digest of the files of RLPTO and of the programs here, on which every measurement may depend."""
+    digest = hashlib.sha256(FILES.encode())
+    for path in sorted(HERE.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def measure(name: str, study: Study, plan: Plan) -> dict[str, dict[str, Any]]:
-    """Figures and limits of all parts of a study, and their rows by title; empty if real data is needed and missing."""
+    """Figures and limits of all parts of a study, and their rows by title."""
     found: dict[str, dict[str, Any]] = {"figures": {}, "limits": {}, "tables": {}}
-    if study.needs and (plan.data is None or not (plan.data / study.needs).exists()):
-        return found
     for title, function in functions_of(name, study).items():
         _common.progress(f"{name}: {title.format(plan=plan)}")
         part = function(plan)
@@ -162,8 +168,9 @@ def measure(name: str, study: Study, plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, Any]:
-    """Results of a study as plain data, with its CPU minutes; read back if sources and settings are unchanged."""
-    path, settings = plan.folder / f"{name}.json", plan.model_dump_json(exclude=set(CONTEXT))
+    """Results of a study as plain data, with its CPU minutes; read back if sources, settings and the folder of real
+    data are unchanged."""
+    path, settings = plan.folder / f"{name}.json", plan.model_dump_json(include={*SETTINGS, "data"})
     digest = hashlib.sha256(f"{sources_digest()} {settings}".encode()).hexdigest()
     if not fresh and path.is_file():
         with parsing(path, "the results of a study: remove it", ConfigError):

@@ -50,6 +50,8 @@ def test_every_program_explains_itself_and_refuses_nonsense_in_one_line(program:
         (["study.py", "speed"], "there is no study 'speed'"),
         (["study.py", "classes", "--set", "limit=3"], "--set limit: expected one of workloads, loads"),
         (["study.py", "classes", "--set", "windows=many"], "--set windows: Input should be a valid integer"),
+        (["study.py", "classes", "--set", "loads=[0.5"], "--set loads=[0.5: not valid YAML"),
+        (["study.py", "classes", "--set", "loads=[]"], "--set loads: Tuple should have at least 1 item"),
     ],
 )
 def test_wrong_words_are_refused_in_one_line(words: list[str], complaint: str, call: Call) -> None:

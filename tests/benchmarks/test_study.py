@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlpto.io.errors import ConfigError
+from rlpto.io.sources import FILES
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -91,7 +92,9 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
     measured(fresh=True)
     sources[0] = "another"
     measured()
-    assert calls == [3, 5, 3, 3, 3]
+    monkeypatch.setenv("RLPTO_DATA", str(tmp_path))
+    measured()
+    assert calls == [3, 5, 3, 3, 3, 3]
     text = study.block("some", row, found)
     assert text.index("| time | 9 s | at most 5 | **missed** |") < text.index(
         "| jobs, at least | 3 | at least 4 | **no** |"
@@ -100,6 +103,29 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
     assert "Rows of 3:\n\n| windows |\n| --- |\n| 3 |" in text
     with pytest.raises(ConfigError, match="no claim is about the figure 'loss'"):
         study.claims_of(row, {"figures": {"loss": 1.0}, "limits": {}})
+
+
+def test_a_study_without_its_data_leaves_its_page_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "traces" / "pollux").mkdir(parents=True)
+    monkeypatch.setenv("RLPTO_DATA", str(tmp_path))
+    words = ["study.py", "stopping", "generated", "--folder", f"{tmp_path}/kept", "--pages", f"{tmp_path}/pages"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        study.main()
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"stopping skipped: no real data at {tmp_path}/profiles (set RLPTO_DATA)" in said
+    assert f"generated skipped: no real data at {tmp_path}/traces/philly.csv.gz (set RLPTO_DATA)" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
+def test_measurements_are_kept_for_one_state_of_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert study.FILES == FILES, "of agents/, envs/ and forecasting/ too, which are links in a checkout"
+    before = study.sources_digest()
+    monkeypatch.setattr(study, "FILES", "of a changed package")
+    assert study.sources_digest() != before
 
 
 def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
