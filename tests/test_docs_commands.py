@@ -1,5 +1,6 @@
 """Every command that a page shows can be called as it stands: verbs, options, files, keys, policies, programs."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,13 +14,16 @@ import typer.main
 
 from rlpto.cli.main import make_app
 from rlpto.experiments.config import load_config
+from rlpto.io.paths import example_config
 from rlpto.policies.registry import own_policies
 from rlpto.policies.spec import parse_spec, split_specs
 from tests.pages import FENCE, MARK, blocks
 from tests.plugins import SHOCKWAVE, policies_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", SHOCKWAVE / "README.md", *(ROOT / "docs").rglob("*.md")])
+FOLDERS = (".", "submissions", "configs/microsoft", "configs/pretrained", "examples/plugins")
+READMES = [ROOT / folder / "README.md" for folder in FOLDERS]
+PAGES = sorted([*READMES, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 KNOWN = own_policies().keys() | policies_of(SHOCKWAVE).keys()
 PROGRAMS = ("rlpto", "python", "make", "pytest")
 
@@ -74,9 +78,10 @@ def check_rlpto(words: list[str], whole: bool) -> None:
     settings = next(
         (values[item.name] for item in command.params if "--set" in item.opts and values.get(item.name)), []
     )
-    config = next((word for word in rest if re.fullmatch(r"configs/[\w-]+\.yaml", word)), None)
+    config = values.get("config")
     if config and settings:
-        load_config(ROOT / config, [str(one) for one in settings])
+        known = example_config(config) or ROOT / config
+        load_config(known if known.is_file() else "quickstart", [str(one) for one in settings])  # else a file of yours
     policies = values.get("policies")
     for text in split_specs(policies) if isinstance(policies, str) and policies != "all" else []:
         spec = parse_spec(text)
@@ -108,6 +113,17 @@ def check_pytest(words: list[str]) -> None:
         assert not word.startswith("tests") or (ROOT / word.partition("::")[0]).exists(), f"there is no {word}"
         known = not word.startswith("--") or word.startswith("--dur") or f'"{word.partition("=")[0]}"' in options
         assert known, f"pytest has no option {word}"
+    asked = words[words.index("-k") + 1].split(" or ") if "-k" in words else [""]
+    for file in (ROOT / word for word in words[1:] if word.endswith(".py") and "--all" not in words):
+        slow = [is_slow for name, is_slow in tests_of(file) if any(part in name for part in asked)]
+        assert not all(slow), f"{file.name}: no test is run, as all of that name are slow: expected --all"
+
+
+def tests_of(file: Path) -> Iterator[tuple[str, bool]]:
+    """The tests of a file by name, and whether all cases of each are slow."""
+    for found in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(found, ast.FunctionDef) and found.name.startswith("test_"):
+            yield found.name, "pytest.mark.slow" in map(ast.unparse, found.decorator_list)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -18,8 +18,8 @@ from tests.service.scheduler.virtual import Act, KilledError, VirtualService, co
 
 DAY = 86_400.0
 DAYS = 24
-FEW, EXAMPLES = 5, 20
-"""Runs that are drawn, the latter with `--all`; `--soak 200` makes 200."""
+EXAMPLES = 20
+"""Runs that are drawn; `--soak 200` makes 200."""
 LOOK_S = 6 * 3600.0
 """Between two looks at the cluster where nothing happens."""
 POLICIES = ("fifo", "elastic_fifo", "round_robin", "equal_share", "las", "tiresias")
@@ -99,7 +99,7 @@ def months(draw: st.DrawFn) -> Drawn:
 
 @pytest.mark.slow
 def test_no_gpu_is_given_twice_and_no_job_is_lost(request: pytest.FixtureRequest) -> None:
-    examples = request.config.getoption("--soak") or (EXAMPLES if request.config.getoption("--all") else FEW)
+    examples = request.config.getoption("--soak") or EXAMPLES
     often = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
     often(given(months())(live_through))()
 
