@@ -74,7 +74,7 @@ dist: $(VENV)/.dev  ## build the source distribution and the wheel, and check bo
 
 clean:  ## remove .venv and all caches; runs/ and traces/ stay
 	rm -rf $(VENV) build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find rlpto tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find rlpto agents envs forecasting benchmarks examples tests .ci -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("RLPTO needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": call make PYTHON=python3.11")'

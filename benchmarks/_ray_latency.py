@@ -1,7 +1,7 @@
-"""Pauses of a job between hosts, by latency and size of its model: RLPTO's, and Ray Train's.
+"""Pauses of a job between hosts, by latency and size of its model.
 
 The hosts are namespaces of this machine (`tests.hosts.bed`): the first has Ray's head, the others a GPU each. This file
-runs on them as `_ray_latency.py METHOD ARGUMENTS`, and prints JSON.
+runs on them as `_ray_latency.py node HOST`, and as `_ray_latency.py job ARGUMENTS`, which prints JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import _common
 from _common import Check, Found
@@ -33,9 +32,8 @@ from tests.hosts.test_bed import ECHO, SEND, SINK, answers, serve
 ADDRESS, STORE_BYTES = "10.77.0.1:6379", 2_000_000_000
 SWITCH_MS = 0.1
 """Round trip between two hosts without a delay."""
-CELLS = [("rlpto", ms, size) for ms in (SWITCH_MS, 1.0, 10.0) for size in (1, 100, 500)]
-CELLS += [("ray_train", ms, size) for ms in (SWITCH_MS, 10.0) for size in (1, 100)]
-"""Method, round trip [ms], and size of the weights [MB]."""
+CELLS = [(ms, size) for ms in (SWITCH_MS, 1.0, 10.0) for size in (1, 100, 500)]
+"""Round trip [ms], and size of the weights [MB]."""
 BATCH, PACE_S, SETTLED = 16, 0.02, 50
 """Samples and least time of a step with one worker; steps between two changes."""
 TIMEOUT_S = 600.0
@@ -49,15 +47,14 @@ def latency(repeats: int) -> Found:
     small = list[float]()
     with tempfile.TemporaryDirectory() as name, started_hosts(Path(name)) as hosts:
         serve(hosts[2], ECHO)
-        for method, round_trip, megabytes in CELLS:
+        for round_trip, megabytes in CELLS:
             for host in range(3):  # a frame is delayed by its sender's host and by its receiver's
                 hosts.delay(host, round_trip / 4000 if round_trip > SWITCH_MS else 0.0)
-            cell = f"{method}, {round_trip} ms, {megabytes} MB"
-            times = repeats if method == "rlpto" else 1  # Ray Train takes up to a minute for a change
-            switch, changes = line(hosts), measured(hosts, method, Path(name, cell), megabytes, times)
+            cell = f"{round_trip} ms, {megabytes} MB"
+            switch, changes = line(hosts), measured(hosts, Path(name, cell), megabytes, repeats)
             facts[cell] = switch, *(f"{kind}: {pause:.3f} s without a step of {s:.1f} s" for kind, pause, s in changes)
             _common.progress(f"latency: {cell}: {facts[cell]}")
-            if (method, megabytes) == ("rlpto", 1):
+            if megabytes == 1:
                 small += [pause for _, pause, _ in changes]
     return [Check("pause between hosts, 1 MB, median", statistics.median(small), "s", 0.250, False)], facts
 
@@ -70,16 +67,16 @@ def line(hosts: Hosts) -> str:
     return f"round trip {1000 * answers(hosts[1], hosts[2], 100)[1]:.2f} ms, {speed / 1e6:.0f} MB/s"
 
 
-def measured(hosts: Hosts, method: str, folder: Path, megabytes: int, repeats: int) -> list[Change]:
+def measured(hosts: Hosts, folder: Path, megabytes: int, repeats: int) -> list[Change]:
     """Changes of a new job, which is driven on the first host and has its files in a shared `folder`."""
-    command = [sys.executable, __file__, method, json.dumps([str(folder), megabytes, repeats])]
+    command = [sys.executable, __file__, "job", json.dumps([str(folder), megabytes, repeats])]
     said = hosts[0].run(command, TIMEOUT_S, env=environment())
     return [tuple(change) for change in json.loads(said.splitlines()[-1])]
 
 
 def environment() -> dict[str, str]:
     """Variables of all processes on the hosts, which nothing else reaches."""
-    own = {"RAY_TMPDIR": "/tmp", AUTH_MODE: "disabled", "PYTHONPATH": str(_common.ROOT), "RAY_TRAIN_V2_ENABLED": "1"}
+    own = {"RAY_TMPDIR": "/tmp", AUTH_MODE: "disabled", "PYTHONPATH": str(_common.ROOT)}
     return {**{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}, **own}
 
 
@@ -114,8 +111,8 @@ def spec(folder: str, megabytes: int) -> JobSpec:
     return JobSpec("job", "job", "latency", program, folder, BATCH, 1e9, 101, options, faults=faults, pace=PACE_S)
 
 
-def rlpto(job: JobSpec, repeats: int) -> list[Change]:
-    """The job grows and shrinks under RLPTO's controller."""
+def resized(job: JobSpec, repeats: int) -> list[Change]:
+    """Changes of the job, which grows and shrinks under its controller."""
     from rlpto.ray_cluster.controllers import alive_nodes
     from rlpto.ray_cluster.measuring import CommandedJob
 
@@ -130,65 +127,10 @@ def rlpto(job: JobSpec, repeats: int) -> list[Change]:
     return found
 
 
-def ray_train(job: JobSpec, repeats: int) -> list[Change]:
-    """The same under Ray Train v2, which has no call for it: a run that has written a checkpoint ends, and another one
-    with more or fewer workers continues. The command is its last step."""
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
-
-    found, before, sizes = list[Change](), None, (1, *(2, 1) * repeats)
-    for number, size in enumerate(sizes):
-        result = TorchTrainer(
-            train_loop,
-            train_loop_config={**job.options, "kept": before.checkpoint if before else None},
-            torch_config=TorchConfig(backend="gloo"),
-            scaling_config=ScalingConfig(num_workers=size, use_gpu=True, resources_per_worker={"GPU": 1, "CPU": 0}),
-            run_config=RunConfig(storage_path=job.folder, name=str(number)),
-        ).fit()
-        if before:
-            pause = result.metrics["first"] - before.metrics["last"]
-            found.append((f"{sizes[number - 1]} to {size}", pause, pause))
-        before = result
-    return found
-
-
-def train_loop(config: dict[str, Any]) -> None:
-    """The job's training under Ray Train, until it has settled."""
-    import ray.train
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    from tests.ray_cluster.programs import Large
-
-    torch.manual_seed(0)
-    program, first = Large(config["megabytes"]), 0.0
-    rank, world = ray.train.get_context().get_world_rank(), ray.train.get_context().get_world_size()
-    model = program.model()
-    optimizer = program.optimizer(model.parameters())
-    if config["kept"] is not None:
-        with config["kept"].as_directory() as folder:
-            model_state, optimizer_state = torch.load(Path(folder, "state.pt"))
-        model.load_state_dict(model_state)
-        optimizer.load_state_dict(optimizer_state)
-    trained = DistributedDataParallel(model) if world > 1 else model
-    for step in range(SETTLED):
-        began = time.monotonic()
-        indices = (torch.arange(BATCH) + BATCH * step)[rank::world] % program.data_size
-        optimizer.zero_grad()
-        program.loss(trained, program.batch(indices)).backward()
-        optimizer.step()
-        first = first or time.time()
-        time.sleep(max(began + PACE_S / world - time.monotonic(), 0.0))
-    times = {"first": first, "last": time.time()}
-    with tempfile.TemporaryDirectory() as folder:
-        torch.save((model.state_dict(), optimizer.state_dict()), Path(folder, "state.pt"))
-        ray.train.report(times, checkpoint=ray.train.Checkpoint.from_directory(folder) if rank == 0 else None)
-
-
 if __name__ == "__main__":
-    method, given = sys.argv[1], json.loads(sys.argv[2])
+    task, given = sys.argv[1], json.loads(sys.argv[2])
     with ray_environment():
-        if method == "node":
+        if task == "node":
             node(given)
         with driver(ADDRESS):
-            print(json.dumps({"rlpto": rlpto, "ray_train": ray_train}[method](spec(*given[:2]), given[2])))
+            print(json.dumps(resized(spec(*given[:2]), given[2])))

@@ -39,11 +39,6 @@ def make_env(**settings: Any) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.FlattenObservation(gymnasium.make(env_id, **SETTINGS, **settings))
 
 
-def steps_wanted() -> int:
-    """The option `--steps`."""
-    return int(options().steps)
-
-
 def compare(library: str, act: Act, episodes: int = 10) -> None:
     """Print the mean total reward of the policy, and of action zero on the same episodes."""
     env = make_env(baseline="none")

@@ -7,7 +7,7 @@ import tempfile
 
 import numpy as np
 import torch
-from _common import CASE, SETTINGS, compare, options, steps_wanted
+from _common import CASE, SETTINGS, compare, options
 from torch import nn
 
 from rlpto.bench.dataset import record
@@ -26,7 +26,7 @@ def main() -> None:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINARI_DATASETS_PATH"] = folder  # without this line the data set is kept, and its name is taken
-        steps, _ = record(CASE, "planner", NAME, episodes=max(1, steps_wanted() // 64), **SETTINGS)
+        steps, _ = record(CASE, "planner", NAME, episodes=max(1, options().steps // 64), **SETTINGS)
         print(steps, "steps")
         episodes = list(minari.load_dataset(NAME).iterate_episodes())
     observations = torch.as_tensor(np.concatenate([episode.observations[:-1] for episode in episodes]))

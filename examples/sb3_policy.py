@@ -38,9 +38,10 @@ def main() -> None:
     """Train, and save the agent."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4096, help="steps of the environment to learn from")
+    options = parser.parse_args()
     environments = make_vec_env("rlpto/Cluster-v0", n_envs=4, seed=0)
     agent = PPO("MultiInputPolicy", environments, n_steps=64, policy_kwargs={"log_std_init": -2.0}, device="cpu")
-    agent.learn(parser.parse_args().steps)
+    agent.learn(options.steps)
     FILE.parent.mkdir(exist_ok=True)
     agent.save(FILE)
     print(FILE)

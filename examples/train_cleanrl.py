@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from _common import compare, make_env, steps_wanted
+from _common import compare, make_env, options
 from torch import Tensor, nn
 from torch.distributions import Normal
 
@@ -31,7 +31,7 @@ def advantages(rewards: Tensor, values: Tensor, over: Tensor) -> Tensor:
 def main() -> None:
     """Train, then compare with action zero."""
     torch.manual_seed(0)
-    steps, env = steps_wanted(), make_env()
+    steps, env = options().steps, make_env()
     inputs, outputs = (env.observation_space.shape or ())[0], (env.action_space.shape or ())[0]
     policy, value, spread = layers(inputs, outputs), layers(inputs, 1), nn.Parameter(torch.full((outputs,), -1.0))
     parameters = [*policy.parameters(), *value.parameters(), spread]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _common import compare, make_env, steps_wanted
+from _common import compare, make_env, options
 
 from rlpto.io.extras import extras
 
@@ -18,7 +18,7 @@ with extras("tree"):
 
 def main() -> None:
     """Train, then compare with action zero."""
-    steps = steps_wanted()
+    steps = options().steps
     ray.init(address="local", num_cpus=1, include_dashboard=False)  # never on a cluster that happens to run here
     register_env("rlpto", lambda _: make_env())
     config = (

@@ -24,7 +24,7 @@ def test_100_mb_grow_and_shrink_between_hosts_and_end_where_one_process_does(tmp
     job = spec(str(tmp_path / "job"), 100)
     try:
         with started_hosts(tmp_path) as hosts:
-            changes = measured(hosts, "rlpto", Path(job.folder), 100, repeats=1)
+            changes = measured(hosts, Path(job.folder), 100, repeats=1)
     except NoDataError as refused:
         pytest.skip(str(refused))
     assert [kind for kind, *_ in changes] == ["1 to 2", "2 to 1"]
