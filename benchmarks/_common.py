@@ -73,11 +73,15 @@ def parser(description: str | None, what: str, names: Iterable[str]) -> argparse
     return arguments
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected 1 or more")
-    return int(text)
+def at_least(least: int) -> Callable[[str], int]:
+    """A reader of whole numbers from `least` on, as the type of an option."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}, expected {least} or more")
+        return int(text)
+
+    return number
 
 
 def chosen(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -157,7 +161,7 @@ def main(description: str | None, parts: Mapping[str, Callable[..., Found]], rep
     """
     arguments = parser(description, "part", parts)
     if repeats is not None:
-        arguments.add_argument("--repeats", type=positive, default=repeats)
+        arguments.add_argument("--repeats", type=at_least(1), default=repeats)
     options, checks = arguments.parse_args(), list[Check]()
     facts: dict[str, object] = {}
     for name in chosen("part", options.names, tuple(parts)) or parts:

@@ -74,7 +74,7 @@ class ForecastRun:
 
 def main() -> None:
     parser = _common.OneLineParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=_common.at_least(0), nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     torch.set_num_threads(1)
     checks: list[Check] = []

@@ -110,7 +110,7 @@ def arguments(studies: Mapping[str, Study]) -> Any:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help=f"settings of a study: {', '.join(SETTINGS)}"
     )
-    parser.add_argument("--jobs", "-j", type=_common.positive, default=1, help="processes that run cells side by side")
+    parser.add_argument("--jobs", "-j", type=_common.at_least(1), default=1, help="processes that run cells together")
     parser.add_argument("--workers", metavar="ADDRESS", help="compute on this Ray cluster: auto, [ray://]HOST:PORT")
     parser.add_argument("--folder", type=Path, default=_common.ROOT / "runs" / "studies", help="where work is kept")
     parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the pages to write into")

@@ -47,6 +47,7 @@ def test_every_program_explains_itself_and_refuses_nonsense_in_one_line(program:
     ("words", "complaint"),
     [
         (["speed.py", "--repeats", "0"], "expected 1 or more"),
+        (["forecasting.py", "--seeds", "0", "-1"], "'-1', expected 0 or more"),
         (["study.py", "speed"], "there is no study 'speed'"),
         (["study.py", "classes", "--set", "limit=3"], "--set limit: expected one of workloads, loads"),
         (["study.py", "classes", "--set", "windows=many"], "--set windows: Input should be a valid integer"),
