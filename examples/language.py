@@ -38,10 +38,12 @@ class LanguageModel(TrainingProgram):
         learning_rate: float = 3e-3,
         data_seed: int = 0,
     ) -> None:
+        if min(samples, length, choices, width, depth, heads) < 1 or vocabulary < choices:
+            raise JobError(
+                "samples, length, choices, width, depth and heads must be at least 1, and vocabulary at least choices"
+            )
         if width % heads:
             raise JobError(f"width is {width}: expected a multiple of heads ({heads})")
-        if min(samples, length, choices, depth) < 1 or vocabulary < choices:
-            raise JobError("samples, length, choices and depth must be at least 1, and vocabulary at least choices")
         self.data_size = samples
         self._length, self._vocabulary = length, vocabulary
         self._width, self._depth, self._heads = width, depth, heads

@@ -221,6 +221,7 @@ def test_an_interrupted_step_leaves_nothing_behind(tmp_path: Path) -> None:
         ({"pace": 0.0}, "pace is 0.0"),
         ({"training": "examples.language:LanguageModel", "options": {"width": 30, "heads": 4}}, "multiple of heads"),
         ({"training": "examples.language:LanguageModel", "options": {"vocabulary": 1}}, "vocabulary at least choices"),
+        ({"training": "examples.language:LanguageModel", "options": {"heads": 0}}, "heads must be at least 1"),
     ],
 )
 def test_jobs_and_programs_that_make_no_sense_are_refused(
