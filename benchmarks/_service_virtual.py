@@ -71,7 +71,6 @@ class LawBackend(VirtualBackend):
 
     speeds: dict[str, float] = field(default_factory=dict)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    programs: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.controller = self._made
