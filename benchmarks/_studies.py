@@ -155,12 +155,12 @@ def trained(plan: Plan, workload: str, variant: str, overrides: Sequence[str], s
 
 
 def _train(run: Path, config: Path, seed: int, overrides: Sequence[str], workers: Workers) -> None:
-    """Train, or resume, in a separate process with the command that users type."""
+    """Train, or resume a training of the same settings, in a separate process with the command that users type."""
     from rlpto.experiments.ray_workers import RayWorkers
 
     where = ["--workers", workers.address] if isinstance(workers, RayWorkers) else []
     changes = [text for override in overrides for text in ("--set", override)]
-    given = ["--resume", run] if file_there(run / LAST) else [config, "--run-dir", run, "--seed", str(seed), *changes]
+    given = [config, "--resume" if file_there(run / LAST) else "--run-dir", run, "--seed", str(seed), *changes]
     _common.progress(f"training {run.name}")
     code = subprocess.run([sys.executable, "-m", "rlpto.cli.main", "train", *given, *where], check=False).returncode
     if code < 0 or code == 130:
