@@ -55,6 +55,9 @@ Workload = Literal["synthetic", "philly", "pollux"]
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
 """Overrides that reward time alone, for comparisons of JCT."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 MAIN = "main"
 """The training of the agents without other overrides."""
 AGENT, TUNED = "agent", "tuned_index"
@@ -155,18 +158,33 @@ def trained(plan: Plan, workload: str, variant: str, overrides: Sequence[str], s
 
 
 def _train(run: Path, config: Path, seed: int, overrides: Sequence[str], workers: Workers) -> None:
-    """Train, or resume a training of the same settings, in a separate process with the command that users type."""
+    """Train, or resume a training of the same settings, by the command that users type."""
     from rlpto.experiments.ray_workers import RayWorkers
 
     where = ["--workers", workers.address] if isinstance(workers, RayWorkers) else []
     changes = [text for override in overrides for text in ("--set", override)]
     given = [config, "--resume" if file_there(run / LAST) else "--run-dir", run, "--seed", str(seed), *changes]
     _common.progress(f"training {run.name}")
-    code = subprocess.run([sys.executable, "-m", "rlpto.cli.main", "train", *given, *where], check=False).returncode
-    if code < 0 or code == 130:
-        raise KeyboardInterrupt
-    if code != 0:
+    if code := exit_code(["train", *given, *where]):
         raise ConfigError(f"{run}: training ended with exit code {code}")
+
+
+def exit_code(words: Sequence[object], **more: Any) -> int:
+    """Exit code of a command of `rlpto`, which runs in a process of its own. more: arguments of the process.
+
+    Ctrl-C reaches the command too. It has the time that it needs to write a checkpoint and to end what it has started;
+    then KeyboardInterrupt is raised.
+    """
+    interrupted = False
+    with subprocess.Popen([sys.executable, "-m", "rlpto.cli.main", *map(str, words)], **more) as process:
+        while process.poll() is None:
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                interrupted = True
+    if interrupted or process.returncode < 0 or process.returncode == INTERRUPTED:
+        raise KeyboardInterrupt
+    return process.returncode
 
 
 # Cells --------------------------------------------------------------------------------------------------------------

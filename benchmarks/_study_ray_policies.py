@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _studies import Part, Plan, Row, geometric_mean, ratio_of_means, shown
+from _studies import Part, Plan, Row, exit_code, geometric_mean, ratio_of_means, shown
 
 from rlpto.evaluation.fidelity import Fidelity, simulated_against_real
 from rlpto.evaluation.metrics import completion_times
@@ -22,6 +21,7 @@ from rlpto.evaluation.statistics import Interval
 from rlpto.evaluation.timeline import run_span
 from rlpto.experiments.evaluate import labelled
 from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
 from rlpto.ray_cluster.scheduler.job_tracker import STARTS
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
@@ -66,8 +66,9 @@ def cells(plan: Plan, name: str, *options: str) -> list[FinishedCell]:
     """Cells of an evaluation of the configuration, run with the users' command; an earlier evaluation continues."""
     folder = plan.folder / "ray_policies" / name
     environment = {"RLPTO_WORKER_PROGRAM": str(FORKED)} | os.environ
-    command = [sys.executable, "-m", "rlpto.cli.main", "evaluate", str(CONFIG), "--no-report", "--run-dir", str(folder)]
-    subprocess.run([*command, *options], check=True, cwd=_common.ROOT, env=environment, stdout=sys.stderr)
+    words = ["evaluate", CONFIG, "--no-report", "--run-dir", folder, *options]
+    if code := exit_code(words, cwd=_common.ROOT, env=environment, stdout=sys.stderr):
+        raise ConfigError(f"{folder}: the evaluation ended with exit code {code}")
     return labelled(load_cells(folder))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import _common
 from _common import Check
-from _studies import Plan, Row
+from _studies import INTERRUPTED, Plan, Row
 from pydantic import Field, TypeAdapter, ValidationError
 
 from rlpto.cli.common import chosen_workers
@@ -42,7 +42,6 @@ STUDIES = HERE / "studies.yaml"
 CONTEXT = ("folder", "cells", "data", "workers")
 """Fields of a plan that are not settings of a study."""
 SETTINGS = tuple(key for key in Plan.model_fields if key not in CONTEXT)
-INTERRUPTED = 130
 
 
 class Claim(Settings):

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,15 +95,14 @@ def test_other_sizes_of_cluster_are_compared_with_that_of_the_training(plan: _st
 def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _studies.Plan, monkeypatch) -> None:
     commands: list[list[str]] = []
 
-    def process(command: list[str], check: bool) -> SimpleNamespace:
-        del check
-        commands.append(command)
+    def process(words: list[object]) -> int:
+        commands.append([*map(str, words)])
         run = plan.folder / "training" / "synthetic-main-1"
         run.mkdir(parents=True, exist_ok=True)
         (run / "last.safetensors").write_text("a checkpoint")
-        return SimpleNamespace(returncode=1 if len(commands) == 1 else 0)
+        return 1 if len(commands) == 1 else 0
 
-    monkeypatch.setattr(_studies.subprocess, "run", process)
+    monkeypatch.setattr(_studies, "exit_code", process)
     short = plan.model_copy(update={"training": 1000})
     with pytest.raises(ConfigError, match="synthetic-main-1: training ended with exit code 1"):
         _studies.trained(short, "synthetic", _studies.MAIN, (), 1)
@@ -116,3 +114,31 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _s
     assert "--resume" in commands[1]
     with pytest.raises(ConfigError, match="a training with other settings is there"):
         _studies.trained(plan, "synthetic", _studies.MAIN, (), 1)
+
+
+def test_a_command_ends_by_itself_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        """The first Ctrl-C comes while it runs; it then ends in its own time."""
+
+        returncode, waits = None, 0
+
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> "Process":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def poll(self) -> int | None:
+            return self.returncode
+
+        def wait(self) -> None:
+            Process.waits += 1
+            if self.waits == 1:
+                raise KeyboardInterrupt
+            self.returncode = 130
+
+    monkeypatch.setattr(_studies.subprocess, "Popen", Process)
+    with pytest.raises(KeyboardInterrupt):
+        _studies.exit_code(["train"])
+    assert Process.waits == 2
