@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,10 +85,10 @@ class JobTable:
     """n active jobs of a store as columns, gathered when first accessed.
 
     Every column of `VIEW` is an attribute, [n]; the properties below add others.
-    store, tables: sources of the columns. index: [n] positions of the jobs in the store. effective_priority: [n]
-    priority class after aging. noise: errors of the estimates. Default: exact. left: estimates of the remaining epochs
-    by job number. Default: exact. gpus_per_node: GPUs of the largest node. class_weights: [3] weights of the classes,
-    high to low; or STRICT.
+    store, tables: sources of the columns. index: [n] numbers of the jobs, which are their positions in the store unless
+    they are `renumbered`. effective_priority: [n] priority class after aging. noise: errors of the estimates. Default:
+    exact. left: estimates of the remaining epochs by job number. Default: exact. gpus_per_node: GPUs of the largest
+    node. class_weights: [3] weights of the classes, high to low; or STRICT.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class JobTable:
         self._gpus_per_node = gpus_per_node
         self._noise = noise
         self._left = left
-        self.index = index
+        self.index = self._rows = index
         self.effective_priority = effective_priority
         self._class_weights = class_weights
 
@@ -127,16 +128,16 @@ class JobTable:
         view = np.empty(len(self.index), dtype=VIEW)
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
         jobs = self.store.records
-        fill_limits(jobs, self.index, self.effective_priority, not len(self._class_weights), view)
+        fill_limits(jobs, self._rows, self.effective_priority, not len(self._class_weights), view)
         curves = (tables.accuracy, tables.accuracy_ahead)
         fill_estimates(jobs, tables.type_records, *curves, tables.shown_remaining, noise, view)
         if self._left is not None:
-            left = self._left(self.index)
+            left = self._left(self._rows)
             if tables.known_remaining is not None:  # counts all epochs, in the operator's unit: scaled to those left
                 whole = tables.epochs[view["type_index"]] - view["progress"]
                 view["remaining"] *= np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
             if self._noise is not None:
-                left = left * self._noise.remaining[self.index]
+                left = left * self._noise.remaining[self._rows]
             if tables.known_remaining is None:
                 view["remaining"] = left
             view["epochs"] = view["progress"] + left
@@ -176,7 +177,7 @@ class JobTable:
     @property
     def remaining_known(self) -> BoolArray:
         """[n] True for jobs whose `remaining` was declared or learnt from other jobs; False where it is a guess."""
-        return np.ones(len(self.index), dtype=bool) if self._left is None else self._left.known(self.index)
+        return np.ones(len(self.index), dtype=bool) if self._left is None else self._left.known(self._rows)
 
     @property
     def metric(self) -> IntArray:
@@ -236,7 +237,7 @@ class JobTable:
         """Return the tables and noise behind `speed` and `remaining`. Policies see only the product."""
         noise = self._noise
         if noise is not None:
-            noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
+            noise = EstimateNoise(*(part[self._rows] for part in (noise.remaining, noise.speed, noise.scaling)))
         return EstimatedSpeeds(self._tables, self.type_index, self.scale, noise)
 
     def types_at(self, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
@@ -248,7 +249,7 @@ class JobTable:
 
         No job in the copy stops early, because early stops are not known in advance.
         """
-        columns = self.store.take(self.index)
+        columns = self.store.take(self._rows)
         if self._left is not None or self._noise is not None:
             columns.epochs[:] = self.epochs
         columns.stop_epoch[:] = columns.epochs
@@ -265,7 +266,7 @@ class JobTable:
         store.records["finish_at"] = np.inf
         for name in _SHOWN:
             store.records[name][self.index] = shown[name]
-        left = None if self._left is None else _RemainingShown(self.index, self._left(self.index), self.remaining_known)
+        left = None if self._left is None else _RemainingShown(self.index, self._left(self._rows), self.remaining_known)
         classes, weights = self.effective_priority.copy(), self._class_weights.copy()
         table = JobTable(store, tables, self.index.copy(), classes, self._gpus_per_node, None, left, weights)
         table.records = self.records.copy()
@@ -280,7 +281,15 @@ class JobTable:
         """
         weights = self._class_weights if class_weights is None else class_weights
         knowledge = (self._gpus_per_node, self._noise, self._left)
-        return JobTable(self.store, self._tables, self.index[rows], effective_priority, *knowledge, weights)
+        table = JobTable(self.store, self._tables, self._rows[rows], effective_priority, *knowledge, weights)
+        table.index = self.index[rows]
+        return table
+
+    def renumbered(self, index: IntArray) -> JobTable:
+        """Return the same jobs under other numbers [n]."""
+        table = copy.copy(self)
+        table.index = index
+        return table
 
     def speed_on(self, spans: int) -> FloatArray:
         """[n, K + 1] speeds with 0..K GPUs on `spans` nodes, or with one GPU a node where there are fewer GPUs."""

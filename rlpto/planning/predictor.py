@@ -92,16 +92,14 @@ class _Numbered:
         self._policy.reset(seed)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        _ = state.jobs.records  # gathered here, because the store has the scratch cluster's numbers
-        jobs, count = copy.copy(state.jobs), len(self._numbers)
-        arrivals = self._following + jobs.index - count
-        jobs.index = np.where(jobs.index < count, self._numbers.take(jobs.index, mode="clip"), arrivals)
+        row, count = state.jobs.index, len(self._numbers)
+        shown = np.where(row < count, self._numbers.take(row, mode="clip"), self._following + row - count)
 
         def placement(index: IntArray) -> Placement:
             arrivals = index - self._following + count
             return state.placement(np.where(arrivals < count, self._numbers.searchsorted(index), arrivals))
 
-        self._shown = replace(state, jobs=jobs, placement=placement)
+        self._shown = replace(state, jobs=state.jobs.renumbered(shown), placement=placement)
         return self._policy(self._shown)
 
     def stands_until(self, state: ClusterState) -> float:
