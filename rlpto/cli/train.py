@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -237,7 +238,7 @@ def sweep(
 
     Needs the extra `ray`. Every trial is a run of its own, and the sweep can be interrupted and resumed.
     """
-    from rlpto.experiments.sweep import SPACE, TABLE, TRIALS, open_sweep, run_sweep
+    from rlpto.experiments.sweep import SPACE, TABLE, TRIALS, changes, open_sweep, run_sweep
 
     chosen = read_config(config, set_)
     folder = Path("runs") / f"{chosen.name}-sweep" if run_dir is None else run_dir
@@ -258,8 +259,8 @@ def sweep(
                 at_once=jobs or trainers.slots,
                 on_progress=lambda finished: bar.update(task, completed=finished),
             )
-    best = {name: values.iloc[0] for name, values in table.items()}  # a row would turn integers into floats
-    options = " ".join(f"--set {key}={best[key]}" for key in wanted)
+    best = table.iloc[0]
+    options = " ".join(f"--set {shlex.quote(change)}" for change in changes({key: best[key] for key in wanted}))
     make_console(quiet).print(
         f"{folder / TABLE}: best validation reward per job {best['reward']:+.4f} with {options}\n"
         f"its run: {folder / TRIALS / str(best['trial'])}; its space: {folder / SPACE}",

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import ValidationError, model_validator
 
 from rlpto.experiments.config import load_config
-from rlpto.experiments.run_folder import begin_run, config_file, has_begun
+from rlpto.experiments.run_folder import Result, begin_run, config_file, differing_keys, has_begun, read_run_config
 from rlpto.io.errors import CheckpointError, ConfigError, RlptoError
 from rlpto.io.extras import extras
 from rlpto.io.files import file_there, is_there, write_text
@@ -74,24 +74,27 @@ def open_sweep(
 
     config, overrides: an experiment file, and changes to it in all trials. on_wait: called with the name of the next
     slow step. Raises ConfigError, before anything is written, if a key's first value is invalid or trials cannot be
-    compared; CheckpointError if the folder already holds a sweep, or has no sweep of this space to resume.
+    compared; CheckpointError if the folder already holds a sweep, or has no sweep of this space and configuration to
+    resume.
     """
     with extras("optuna"):
         pass
     wanted, text = read_space(space), read_text(space, "YAML", ConfigError, LARGEST_YAML_BYTES)
     if resume:
-        config_file(folder)
+        there = read_run_config(folder)
         if not is_there(folder / STUDY) or not file_there(folder / SPACE):
             raise CheckpointError(f"{folder}: no sweep there, expected a folder that `rlpto sweep` has written")
         if read_text(folder / SPACE, "YAML", CheckpointError, LARGEST_YAML_BYTES) != text:
             raise CheckpointError(f"{folder / SPACE}: another space; expected the space of the sweep's first run")
+        for key, old, new in differing_keys(there, load_config(config, overrides), Result.TRAINING):
+            raise CheckpointError(f"{folder}: a sweep with {key} = {old}, now it is {new}; expected the same to resume")
         return wanted
     if is_there(folder / STUDY):
         raise CheckpointError(f"{folder}: holds a sweep; add --resume to go on, or use another --run-dir")
     first = {key: values.low if isinstance(values, Range) else values[0] for key, values in wanted.items()}
     load_config(config, overrides)
     try:
-        tried = [load_config(config, [*overrides, change]) for change in _changes(first)]
+        tried = [load_config(config, [*overrides, change]) for change in changes(first)]
     except ConfigError as wrong:
         raise ConfigError(f"{space}: {str(wrong).removeprefix('--set: ')}") from None
     on_wait("checking that trials can be compared on validation windows")
@@ -143,7 +146,7 @@ def run_sweep(
         run = folder / TRIALS / str(number)
         try:
             if not has_begun(run):
-                begin_run(run, load_config(config_file(folder), _changes(_point(space, chosen))))
+                begin_run(run, load_config(config_file(folder), changes(_point(space, chosen))))
             runs.append(run)
         except ConfigError as error:
             end(number, None, error)
@@ -193,7 +196,9 @@ def _write_table(folder: Path, space: Space, study: optuna.Study) -> pd.DataFram
         {"trial": trial.number, **_point(space, trial.params), GOAL: trial.value}
         for trial in study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     ]
-    table = pd.DataFrame(rows, columns=["trial", *space, GOAL]).sort_values([GOAL, "trial"], ascending=[False, True])
+    # Columns of objects: others turn null into NaN, and integers next to it into floats.
+    table = pd.DataFrame(rows, columns=["trial", *space, GOAL], dtype=object)
+    table = table.sort_values([GOAL, "trial"], ascending=[False, True])
     write_text(folder / TABLE, table.to_csv(index=False, lineterminator="\n"), "the table of trials")
     return table
 
@@ -203,7 +208,7 @@ def _point(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: values[params[key]] if isinstance(values, list) else params[key] for key, values in space.items()}
 
 
-def _changes(point: Mapping[str, Any]) -> list[str]:
+def changes(point: Mapping[str, Any]) -> list[str]:
     """Return the overrides that set the keys of a point."""
     return [f"{key}={inline_yaml(value)}" for key, value in point.items()]
 

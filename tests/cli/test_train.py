@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import pandas as pd
 import pytest
 
 from rlpto.agents.archive import CHECKPOINT, NOT_TRAINED
+from rlpto.agents.training_loop import TrainingResult
+from rlpto.experiments.config import load_config
 from rlpto.experiments.sweep import read_space
 from rlpto.io.archive import read_archive
 from rlpto.io.errors import ConfigError
@@ -154,6 +157,29 @@ def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, projec
     pd.testing.assert_frame_equal(longer[longer["trial"] < 2].reset_index(drop=True), table)
     assert longer["agent.ppo.learning_rate"].nunique() == 3
     rlpto("sweep", "exp.yaml", "--space", "space.yaml", *fast).assert_refused("holds a sweep", "--resume")
+
+
+def test_the_best_of_a_sweep_is_said_as_options_and_it_resumes_only_as_it_began(
+    rlpto, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+
+    def train_all(runs: list[Path], _: object) -> Iterator[tuple[Path, TrainingResult]]:
+        """A later trial is better; the list grows meanwhile."""
+        for run in runs:
+            yield run, TrainingResult(64, True, float(run.name))
+
+    monkeypatch.setattr("rlpto.experiments.parallel.train_all", train_all)
+    space = "agent.seed: [null, 7]\ncluster.nodes: [[{count: 2, gpus: 4, rented: null}]]\n"
+    (project / "space.yaml").write_text(space)
+    sweep = ("sweep", "exp.yaml", "--space", "space.yaml", "--trials", 6, "--jobs", 1)
+    answer = rlpto(*sweep)
+    assert answer.code == 0, answer.err
+    seed = load_config("runs/small-sweep/trials/5/config.resolved.yaml").agent.seed
+    options = f"--set agent.seed={'null' if seed is None else seed} --set 'cluster.nodes=[{{count: 2, gpus: 4, rented"
+    assert f"best validation reward per job +5.0000 with {options}: null}}]'\n" in answer.out
+    shorter = rlpto(*sweep, "--resume", "--set", "agent.steps=64")
+    shorter.assert_refused("runs/small-sweep: a sweep with agent.steps = 192, now it is 64")
 
 
 def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project: Path) -> None:
