@@ -52,12 +52,15 @@ def jobs_of_file(file: Path) -> list[str]:
 
 
 def with_agents(config: Config, run: Path) -> Config:
-    """Return the configuration with the agents of a run as its first policies. Raises ConfigError for a path that
+    """Return the configuration with the agents of a run as its first policies. An agent that rents nodes goes with the
+    configuration's first policy, or, if it has none, the first one of the run. Raises ConfigError for a path that
     cannot stand in a policy's spec."""
     if set(str(run)) & set(",>@[]{}"):
         raise ConfigError(f"{run}: expected a path without , > @ and brackets, which end a policy's options: rename it")
-    specs = []
-    allocates = f"{parse_spec(config.policies[0]).first}{PROVISION}" if config.agent.learns == "nodes" else ""
+    specs, allocates = list[str](), ""
+    if config.agent.learns == "nodes":
+        first, *_ = config.policies or read_run_config(run).policies
+        allocates = f"{parse_spec(first).first}{PROVISION}"
     for folder in members(run):
         run_file(folder)
         label = "agent" if folder == run else f"agent-{folder.name.removeprefix('seed-')}"

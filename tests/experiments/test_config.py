@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlpto.experiments.config import Config, load_config, resolved_yaml
 from rlpto.experiments.evaluate import jobs_of_file, with_agents
-from rlpto.experiments.run_folder import outcome_of
+from rlpto.experiments.run_folder import begin_run, outcome_of
 from rlpto.io.errors import ConfigError
 from rlpto.io.paths import EXAMPLES, example_names
 from rlpto.policies.spec import policy_label
@@ -221,3 +221,14 @@ def test_jobs_of_a_trace_take_the_place_of_those_of_a_config(name: str) -> None:
 def test_a_run_whose_path_would_end_a_policys_options_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"runs/{re.escape(name)}: expected a path without .* rename it"):
         with_agents(Config(name="x"), Path("runs") / name)
+
+
+def test_an_agent_that_rents_nodes_needs_no_other_policy_beside_it(tmp_path: Path) -> None:
+    config = load_config("rented", ["policies=[srtf@spare, fifo]"])
+    begin_run(tmp_path, config)
+    (tmp_path / "best.safetensors").touch()
+    agent = f"agent:label=agent,run={tmp_path}"
+    alone = with_agents(config.model_copy(update={"policies": ()}), tmp_path)
+    assert alone.policies == (f"srtf@{agent}",), "as the run has it"
+    beside = with_agents(config.model_copy(update={"policies": ("las",)}), tmp_path)
+    assert beside.policies == (f"las@{agent}", "las")
