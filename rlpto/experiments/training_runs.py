@@ -25,6 +25,7 @@ from rlpto.experiments.experiment import Experiment, refuse_for_learning
 from rlpto.experiments.nodes_environments import nodes_setup
 from rlpto.experiments.run_folder import (
     CONFIG_FILE,
+    VERSIONS_FILE,
     Result,
     begin_run,
     deciding,
@@ -66,6 +67,7 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
         experiment.windows("train")
     if fresh:
         _remove_training(folder)
+    _remove_seeds_not_begun(folder)
     begin_run(folder, config)
     first = training_seed(config)
     for seed in range(first, first + seeds) if seeds > 1 else ():
@@ -257,6 +259,15 @@ def how_to_go_on(folder: Path, kept: str = "") -> str:
     if not has_begun(folder):
         return "no checkpoint has been written yet; the same command starts again"
     return f"{kept and f'{kept} are kept; '}go on with: rlpto train --resume {folder}"
+
+
+def _remove_seeds_not_begun(folder: Path) -> None:
+    """Remove the folders of seeds whose training was interrupted before its first checkpoint: it may have had another
+    configuration. Folders that hold anything else stay."""
+    for run in members(folder):
+        before = (CONFIG_FILE, VERSIONS_FILE, HISTORY, BASELINES)
+        if run != folder and all(path.name in before or path.match(EVENTS) for path in run.iterdir()):
+            shutil.rmtree(run)
 
 
 def _remove_training(folder: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rlpto.experiments.config import load_config
+from rlpto.experiments.run_folder import members, read_run_config
 from rlpto.experiments.sweep import open_sweep
 from rlpto.experiments.training_runs import begin_training
 from rlpto.io.errors import ConfigError
@@ -33,6 +34,17 @@ def test_windows_that_teach_nothing_are_refused(changes: dict[str, Any], said: s
     assert str(error.value).startswith(said)
     begin_training(load_config(SMALL, changes | {"agent.learns": "decisions"}), tmp_path / "other", 1, fresh=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_seeds_that_never_began_are_not_trained_later_with_their_old_configuration(tmp_path: Path, seeds: int) -> None:
+    begin_training(load_config(SMALL), tmp_path, 3, fresh=False)  # and Ctrl-C before the first checkpoint
+    (tmp_path / "seed-1" / "baselines").mkdir()
+    (tmp_path / "seed-1" / "events.out.tfevents.1.host").touch()
+    begin_training(load_config(SMALL, {"agent.envs": 9}), tmp_path, seeds, fresh=False)
+    runs = members(tmp_path)
+    assert len(runs) == seeds
+    assert [read_run_config(run).agent.envs for run in runs] == [9] * seeds
 
 
 def test_a_sweep_of_such_trainings_is_refused_too(tmp_path: Path) -> None:
