@@ -21,6 +21,7 @@ from rlpto.cli.common import (
     SeedOption,
     SetOption,
     Verb,
+    finite,
     make_console,
     make_progress,
     make_table,
@@ -236,9 +237,16 @@ def profile(
     config: ConfigArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="YAML file for the profiles.")],
     address: AddressOption = None,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Seconds of training at every size and placement.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, callback=finite, help="Seconds of training at every size and placement.")
+    ] = 10.0,
     learning: Annotated[
-        float, typer.Option(min=1.0, help="Longest time in seconds for the training that measures the accuracy curve.")
+        float,
+        typer.Option(
+            min=1.0,
+            callback=finite,
+            help="Longest time in seconds for the training that measures the accuracy curve.",
+        ),
     ] = 300.0,
     seed: SeedOption = None,
     set_: SetOption = None,
