@@ -215,6 +215,8 @@ class TestCommand:
         found = json.loads(command("submit", str(file), "--gpus", "4", "--json"))
         assert (found["name"], found["gpus"], found["options"]["optimizer"]) == ("from a file", 4, "adam")
         assert json.loads(command("submit", "-", "--json", given="{program: digits, epochs: 2}"))["epochs"] == 2
+        no_text = CliRunner().invoke(make_app("submit"), ["submit", "-"], input=b"program: \xff").exception
+        assert str(no_text).startswith("stdin: not a text in UTF-8, expected a job in YAML")
         assert found["id"] in command("jobs")
         assert "GPU-hours" in command("submit", "-p", "digits", "--check")
         assert "team" not in command("jobs", "--label", "team=y")

@@ -163,7 +163,10 @@ def _from_file(file: str | None) -> dict[str, Any]:
         return {}
     if file != "-":
         return dict(read_yaml(Path(file), "a job in YAML").data)
-    found = parse_value(sys.stdin.read(), "stdin")
+    try:
+        found = parse_value(sys.stdin.read(), "stdin")
+    except UnicodeDecodeError:
+        raise ConfigError("stdin: not a text in UTF-8, expected a job in YAML, keys and values") from None
     if not isinstance(found, dict):
         raise ConfigError("stdin: expected a job in YAML, keys and values")
     return found
