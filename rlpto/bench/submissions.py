@@ -73,7 +73,11 @@ class Card(Settings):
     def _different(cls, policies: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(policies)) < len(policies):
             raise ValueError("a policy is there twice, expected different ones: seeds of one training")
-        if len({parse_spec(spec).first.name for spec in policies}) > 1:
+        try:
+            names = {parse_spec(spec).first.name for spec in policies}
+        except ConfigError as wrong:  # pydantic adds the place in the file only to a ValueError
+            raise ValueError(str(wrong)) from None
+        if len(names) > 1:
             raise ValueError(
                 "expected one policy, or seeds of one training: each other policy is a submission of its own"
             )
@@ -206,6 +210,10 @@ def board(folder: Path, runs: Path) -> list[tuple[Card, Path]]:
     cards = {path.parent: read_card(path.parent) for path in sorted(folder.glob(f"*/{CARD}"))}
     if not cards:
         raise ConfigError(f"{folder}: no submissions, expected folders with {CARD}")
+    names = [card.name for card in cards.values()]
+    if len(set(names)) < len(names):
+        twice = next(own for at, own in enumerate(cards) if names[at] in names[:at])
+        raise ConfigError(f"{twice / CARD}: another submission has this name, {cards[twice].name}; expected a new one")
     return [
         (card.model_copy(update={"policies": tuple(runnable(spec, own) for spec in card.policies)}), runs / card.name)
         for own, card in cards.items()
@@ -217,8 +225,7 @@ def new_card(name: str, policies: Sequence[str]) -> Card:
     try:
         return Card(name=name, policies=tuple(policies))
     except ValidationError as error:
-        location, said = first_problem(error, Card)
-        raise ConfigError(f"{location[0]}: {said}") from None
+        raise ConfigError(first_problem(error, Card)[1]) from None
 
 
 def read_card(folder: Path) -> Card:

@@ -16,7 +16,7 @@ from rlpto import __version__
 from rlpto.bench.dataset import record
 from rlpto.bench.leaderboard import entries_of, page, ranks
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
-from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, run, verify
+from rlpto.bench.submissions import CARD, RESULTS, Card, board, new_card, read_card, run, verify
 from rlpto.bench.suite import FIFO_FILE, FOLDER, REALISTIC, VERSION, case_env, cases, digests, find_case
 from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
@@ -254,6 +254,22 @@ def test_a_name_is_on_the_board_once_and_a_card_holds_no_markdown(submission: Pa
     card.write_text(card.read_text().replace("about: ''", "about: '![x](https://example.org/x.png)'"))
     with pytest.raises(ConfigError, match=r"card.yaml.*about: expected a line of plain text"):
         read_card(card.parent)
+
+
+def test_a_board_has_every_name_once(submission: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(submission, tmp_path / name, ignore=shutil.ignore_patterns("cells"))
+    with pytest.raises(ConfigError, match=r"second/card\.yaml: another submission has this name, mine"):
+        board(tmp_path, tmp_path / "runs")
+
+
+def test_what_is_wrong_in_a_card_is_said_once_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / CARD).write_text("name: mine\npolicies: ['fifo>600']\n")
+    with pytest.raises(ConfigError, match=r"card\.yaml:2: policies: policy switch '600': expected SECONDS:POLICY"):
+        read_card(tmp_path)
+    for name, policies in (("a b", ["fifo"]), ("mine", ["fifo", "fifo"])):
+        with pytest.raises(ConfigError, match=r"^(name|policies): (?!name|policies)"):
+            new_card(name, policies)
 
 
 @pytest.mark.slow
