@@ -218,5 +218,6 @@ class TimedPPO(PPO):
 
 
 def falling(first: float, share: float) -> Callable[[float], float]:
-    """A schedule from `first` down to `share` of it; its argument falls from 1 to 0."""
-    return lambda left: first * (share + (1.0 - share) * left)
+    """A schedule from `first` down to `share` of it; its argument falls from 1 to 0, and below 0 in a last rollout that
+    goes on after the last step. A rate is never negative: its step would undo what was learned."""
+    return lambda left: first * max(share + (1.0 - share) * left, 0.0)

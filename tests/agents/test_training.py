@@ -193,6 +193,7 @@ def test_surprises_fade_with_the_trace_half_life_and_end_with_an_episode() -> No
 def test_the_learning_rate_falls_to_its_share() -> None:
     rate = falling(2.0, 0.25)
     assert [rate(1.0), rate(0.5), rate(0.0)] == pytest.approx([2.0, 1.25, 0.5])
+    assert rate(-20.0) == 0.0, "after a rollout of 21 times all steps"
 
 
 FINE = make_settings(steps=24, ppo={"rollout": 8, "batch_size": 8})
