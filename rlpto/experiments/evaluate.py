@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from functools import reduce
 from pathlib import Path
 
 from rlpto.agents.policy import run_file, shown_label
@@ -223,7 +223,12 @@ def _evaluation(folder: Path) -> Path:
 
 
 def differences(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
-    """Return the keys in which the configurations differ, each with its value in every run."""
+    """Return the keys in which the configurations differ, each with its value in every run; None below a section that
+    a run lacks."""
+
+    def value(config: Config, key: str) -> object:
+        return reduce(lambda part, name: getattr(part, name, None), key.split("."), config)
+
     first, *others = [run.config for run in runs]
     keys = dict.fromkeys(key for other in others for key, _, _ in differing_keys(first, other, Result.CELL))
-    return {key: [str(attrgetter(key)(config)) for config in (first, *others)] for key in keys}
+    return {key: [str(value(config, key)) for config in (first, *others)] for key in keys}

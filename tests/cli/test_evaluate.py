@@ -9,7 +9,7 @@ from rlpto.cli.evaluate import comparison_table
 from rlpto.evaluation.metrics import METRIC
 from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.experiments.config import Config, load_config, resolved_yaml
-from rlpto.experiments.evaluate import FinishedRun
+from rlpto.experiments.evaluate import FinishedRun, differences
 from rlpto.experiments.experiment import Experiment
 from rlpto.policies.index_weights import IndexWeights, save_index_weights
 from rlpto.policies.registry import available, own_policies, plugin_files
@@ -313,3 +313,10 @@ def test_a_comparison_says_from_which_run_its_differences_are(shared: dict[str, 
         for name, policies in shared.items()
     ]  # fmt: skip
     assert said in str(comparison_table(runs).caption)
+
+
+def test_a_section_that_one_of_three_runs_lacks_has_no_values_there() -> None:
+    scales = ({"most_gpus": 8}, {"most_gpus": 16}, None)
+    configs = [Config.model_validate({"ray": {"autoscale": scale}}) for scale in scales]
+    runs = [FinishedRun(str(number), Path(), config, []) for number, config in enumerate(configs)]
+    assert differences(runs)["ray.autoscale.most_gpus"] == ["8", "16", "None"]
