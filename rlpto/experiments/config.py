@@ -370,7 +370,7 @@ def _config_file(path: Path) -> Path:
         return found
     if is_there(path):
         return path
-    name = path.relative_to("configs") if path.is_relative_to("configs") else path
+    name = path.relative_to("configs") if Path("configs") in path.parents else path
     if example_config(name) is not None:
         raise ConfigError(f"{path}: no such file here; expected {name.with_suffix('')}, an example that works anywhere")
     near = nearest(str(name.with_suffix("")), [*example_names(), *example_names("results")])

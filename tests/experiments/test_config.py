@@ -71,10 +71,13 @@ def test_what_is_wrong_is_named_with_its_line(write, text: str | bytes, expected
     assert expected in message_of(write(text))
 
 
-def test_a_missing_file_and_a_folder_are_clear(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said, want = "cannot read the file: ", ", expected an experiment in YAML"
     assert message_of(tmp_path / "no.yaml").startswith(f"{tmp_path}/no.yaml: no such file, and no example of that name")
     assert message_of(tmp_path) == f"{tmp_path}: {said}is a directory{want}"
+    monkeypatch.chdir(tmp_path)
+    assert message_of(Path("configs")).startswith("configs: no such file, and no example of that name")
+    assert "expected quickstart, an example" in message_of(Path("configs/quickstart.yaml"))
 
 
 def test_overrides_change_single_values(write) -> None:
