@@ -40,6 +40,7 @@ from rlpto.experiments.run_folder import (
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import file_there
 from rlpto.io.interrupts import interruptible
+from rlpto.policies.spec import parse_provisioner
 
 PREPARATION_S = 6.0
 """Longest preparation of a training [s] that does not make its parts longer."""
@@ -222,6 +223,7 @@ def digest_of(decisive: Mapping[str, Any]) -> str:
 def provenance(config: Config) -> dict[str, Any]:
     """Origin of an agent, with the software of the machine but no other data about it; files are given by name."""
     settings = config.model_dump(exclude={"policies", "evaluation"})
+    settings["provision"] = str(parse_provisioner(config.provision).with_paths(lambda path: Path(path).name))
     software = {name: version for name, version in versions().items() if name != "platform"}
     return {"config": _nameable(settings), "commit": git_commit(), "versions": software}
 

@@ -1,5 +1,6 @@
 """Which experiments agents are trained on."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from rlpto.experiments.config import load_config
 from rlpto.experiments.run_folder import members, read_run_config
 from rlpto.experiments.sweep import open_sweep
-from rlpto.experiments.training_runs import begin_training
+from rlpto.experiments.training_runs import begin_training, provenance
 from rlpto.io.errors import ConfigError
 
 from ..small import SMALL
@@ -45,6 +46,13 @@ def test_seeds_that_never_began_are_not_trained_later_with_their_old_configurati
     runs = members(tmp_path)
     assert len(runs) == seeds
     assert [read_run_config(run).agent.envs for run in runs] == [9] * seeds
+
+
+def test_the_origin_of_an_agent_names_no_folders_of_its_machine(tmp_path: Path) -> None:
+    files = {"provision": f"agent:file={tmp_path / 'nodes.safetensors'}", "forecast.demand": str(tmp_path / "demand")}
+    origin = provenance(load_config("rented", files))
+    assert origin["config"]["provision"] == "agent:file=nodes.safetensors"
+    assert str(tmp_path) not in json.dumps(origin)
 
 
 def test_a_sweep_of_such_trainings_is_refused_too(tmp_path: Path) -> None:
