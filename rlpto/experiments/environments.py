@@ -27,10 +27,10 @@ from rlpto.envs.rendering import METADATA
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
-from rlpto.experiments.experiment import Experiment, estimate_noise, refuse_for_learning
+from rlpto.experiments.experiment import NO_JOBS, Experiment, estimate_noise, refuse_for_learning
 from rlpto.experiments.workload import window_seed
 from rlpto.io.arrays import AnyArray, FloatArray
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import ConfigError, JobError
 from rlpto.io.settings import LARGEST_SEED
 from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
@@ -159,9 +159,12 @@ def setup_parts(several: Sequence[Experiment], split: str, seeds: Iterable[int] 
         for window in experiment.windows(split)
         for seed in ((experiment.config.seed,) if wanted is None else wanted)
     ]
+    workloads = [workload for workload in workloads if workload.jobs]
+    if not workloads:
+        raise JobError(f"{split} windows: {NO_JOBS}")
     return {
         "shape": several[0].shape,
-        "workloads": tuple(workload for workload in workloads if workload.jobs),
+        "workloads": tuple(workloads),
         "tables": joint_tables(several),
         "simulator": config.simulator,
         "queue": config.queue,
@@ -214,6 +217,8 @@ def env_setup(
         if not isinstance(seeds, Iterable) or isinstance(seeds, str):
             raise ConfigError(f"seeds: expected a list of integers, got {seeds!r}")
         seeds = tuple(seeds)
+        if not seeds:
+            raise ConfigError("seeds: expected one integer or more, got none")
         for seed in seeds:
             check_integer("seeds", seed, 0, LARGEST_SEED)
     return cast(SetupKind, _cached_setup(config, _stamps(config), split, seeds, make))

@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     from rlpto.performance.measured import MeasuredProfiles
 
 
+NO_JOBS = (
+    "the mapping has left no jobs; expected workload.mapping.mode=given where a trace has models but no durations, "
+    "or another workload.mapping.oversized where jobs want too much"
+)
+"""End of a message on windows."""
+
+
 class Experiment:
     """The objects that a configuration describes. Traces and speed tables are read when first needed.
 
@@ -269,10 +276,7 @@ class Experiment:
             jobs = self.jobs(window, self.config.seed)
             check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables()), self.tables(), self.shape)
             if not jobs:
-                raise JobError(
-                    f"window {window}: the mapping has left no jobs; expected workload.mapping.mode=given where a "
-                    "trace has models but no durations, or another workload.mapping.oversized where jobs want too much"
-                )
+                raise JobError(f"window {window}: {NO_JOBS}")
 
     def outcome(self) -> dict[str, Any]:
         """Plain data that determines the results of cells, from `outcome_of`."""

@@ -22,10 +22,11 @@ from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import EnvPolicy, cluster_env, start_weights, training_setup, vector_env
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.workload import window_seed
-from rlpto.io.errors import ConfigError, PolicyError
+from rlpto.io.errors import ConfigError, JobError, PolicyError
 from rlpto.performance.profiles import builtin_profiles, profile_yaml
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import WEIGHT_NAMES, IndexWeights, save_index_weights
+from rlpto.workloads.trace import make_trace, write_trace
 
 from ..small import SMALL
 
@@ -231,6 +232,13 @@ class TestSetup:
                                                   {"hours": 8, "train": 1, "validation": 0, "test": 0}}),
                            "validation")  # fmt: skip
 
+    def test_their_jobs_must_be_there(self, tmp_path: Path):
+        columns = {"submit_time": 600.0 * np.arange(60), "gpus": np.ones(60, dtype=np.int64)}
+        write_trace(make_trace(columns, source="no durations"), tmp_path / "jobs.parquet")
+        workload = {"source": "trace", "path": str(tmp_path / "jobs.parquet"), "windows": {"hours": 1}}
+        with pytest.raises(JobError, match="train windows: the mapping has left no jobs"):
+            training_setup(Experiment(Config.model_validate({"workload": workload})))
+
 
 def test_the_start_is_the_plain_index_or_what_a_file_says(tmp_path: Path):
     np.testing.assert_array_equal(start_weights(SMALL), IndexWeights().array())
@@ -251,6 +259,7 @@ def test_the_start_is_the_plain_index_or_what_a_file_says(tmp_path: Path):
         (cluster_env, {"max_jobs": {"gain": 1.0}}, "environment: max_jobs: expected a valid integer, got {'gain'"),
         (cluster_env, {"split": "other"}, "split: expected train, validation or test, got 'other'"),
         (cluster_env, {"seeds": 5}, "seeds: expected a list of integers, got 5"),
+        (cluster_env, {"seeds": []}, "seeds: expected one integer or more, got none"),
         (cluster_env, {"config": 5}, "config: expected the path of an experiment file"),
         (cluster_env, {"episode": {"min_hours": 9}}, "environment: episode: min_hours 9 is above max_hours 4"),
         # Zero environments ended the process by a segmentation fault.
