@@ -16,7 +16,7 @@ from rlpto.core.renting import NodesState
 from rlpto.envs.nodes import NodesSetup
 from rlpto.io.archive import Archive, read_archive
 from rlpto.io.arrays import AnyArray, FloatArray
-from rlpto.io.errors import CheckpointError, PolicyError
+from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
 from rlpto.io.settings import Settings
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.base import Provisioner, needs_forecast
@@ -114,7 +114,7 @@ def nodes_agent_of(archive: Archive, path: Path) -> TrainedNodes:
         width = int(nodes["features"])
         if not (0 < width <= 10_000 and 0 < len(gpus) == len(boot) <= 100):
             raise ValueError("features, gpus and boot do not go together")
-    except (ValidationError, KeyError, TypeError, ValueError) as error:
+    except (ValidationError, ConfigError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: its manifest cannot be used ({reason}), expected that of an agent") from None
     seen = spaces.Dict({"nodes": spaces.Box(-np.inf, np.inf, (width,), np.float32)})

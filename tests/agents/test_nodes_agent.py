@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlpto.agents.archive import CHECKPOINT
 from rlpto.agents.card import card_of
 from rlpto.agents.checkpoint import Identity, export_agent
 from rlpto.agents.settings import AgentSettings
@@ -16,6 +17,7 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.nodes_environments import nodes_setup
 from rlpto.forecasting import demand_network
 from rlpto.forecasting.minute_averages import HALF_LIVES
+from rlpto.io.archive import read_archive, write_archive
 from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import parse_spec
@@ -81,6 +83,14 @@ def test_an_agent_for_other_nodes_is_refused(trained):
         state = NodesState(np.zeros(1), np.zeros(1), averages=averages, forecast=np.zeros((1, 0)), **fixed, **seen)
         with pytest.raises(PolicyError, match=said):
             decides(state)
+
+
+def test_an_agent_whose_heuristic_is_not_installed_is_named(trained, tmp_path):
+    archive = read_archive(trained / "last.safetensors", (CHECKPOINT,))
+    manifest = archive.manifest | {"nodes": archive.manifest["nodes"] | {"heuristic": "theirs:gpus=4"}}
+    write_archive(tmp_path / "theirs.safetensors", manifest, archive.arrays, "a test")
+    with pytest.raises(CheckpointError, match=r"theirs\.safetensors: its manifest .* \(no provisioner 'theirs'"):
+        agent(tmp_path / "theirs.safetensors")
 
 
 def test_an_agent_that_rents_nodes_says_so_in_its_card_and_where_it_allocates_gpus(trained, tmp_path):
