@@ -46,6 +46,8 @@ def export(
 
     if scores is not None and not card:
         raise ConfigError("--scores: the scores stand in the card, expected --card too")
+    if not out.name:
+        raise ConfigError(f"--out {out}: expected the name of a file, such as agent.safetensors")
     if card and out.suffix == ".md":
         raise ConfigError(f"{out}: the name of the card, expected another one for the agent, such as agent.safetensors")
     if card:
