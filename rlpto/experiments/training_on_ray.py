@@ -55,6 +55,8 @@ def fine_tune_run(
     _refuse_what_takes_episodes(config)
     if len(found := members(source)) > 1:
         raise ConfigError(f"--resume {source}: holds {len(found)} trainings; expected one of them, such as {found[0]}")
+    if folder.resolve() == found[0].resolve():
+        raise ConfigError(f"--run-dir {folder}: holds the agent that is fine-tuned, expected another folder")
     starting_agent = StartingAgent(run_file(found[0]))
     steps = {} if "steps" in config.agent.model_fields_set else {"steps": ROLLOUTS * config.agent.ppo.rollout}
     settings = starting_agent.settings(config.agent.model_copy(update=steps))

@@ -76,6 +76,8 @@ def test_an_agent_and_an_experiment_are_needed(rlpto, agent: Path, tmp_path: Pat
     rlpto(*on_ray, "--resume", agent).assert_refused("expected an experiment file")
     rlpto(*on_ray, SMOKE, "--resume", tmp_path).assert_refused("no best.safetensors or last.safetensors there")
     rlpto("train", SMOKE, "--address", "auto").assert_refused("--address: expected --cluster ray")
+    own = rlpto(*on_ray, SMOKE, "--resume", agent, "--run-dir", agent, "--fresh")
+    own.assert_refused(f"--run-dir {agent}: holds the agent that is fine-tuned")
     for seed in (0, 1):
         (agent / f"seed-{seed}").mkdir()
     rlpto(*on_ray, SMOKE, "--resume", agent).assert_refused("holds 2 trainings")
