@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +82,8 @@ class Agent:
 
                 trained = agent_of(archive, path)
         if trained is not None:
-            self._decides = ActionPolicy(self.name, act_alone(trained), trained.env, trained.start)
+            # Partial, not a closure: predictions copy and pickle policies.
+            self._decides = ActionPolicy(self.name, partial(_act_alone, trained), trained.env, trained.start)
 
     @property
     def weight_steps(self) -> dict[str, float]:
@@ -107,12 +107,8 @@ class Agent:
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._index_weights[None]))
 
 
-def act_alone(trained: TrainedAgent) -> Callable[[Observation], AnyArray]:
-    """Return a function that gives the agent's best action for a single observation. It can be copied and pickled."""
-    return partial(_act_alone, trained)
-
-
 def _act_alone(trained: TrainedAgent, seen: Observation) -> AnyArray:
+    """The agent's best action for a single observation."""
     action: AnyArray = trained.act(Observation(*(part[None] for part in seen)))[0]
     return action
 

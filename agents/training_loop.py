@@ -48,14 +48,13 @@ class TrainingResult:
     """Outcome of a training. finished: False if it was asked to stop. best: largest validation figure.
 
     best_steps: steps after which `best` was reached; if 0, the best checkpoint is the untrained start.
-    metrics: results of the last evaluation. unit: unit of the steps.
+    unit: unit of the steps.
     """
 
     steps: int
     finished: bool
     best: float | None
     best_steps: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
     unit: str = "steps"
 
 
@@ -221,8 +220,7 @@ class TrainingLoop(ABC):
     def outcome(self, finished: bool) -> TrainingResult:
         """The result at the present step."""
         best_steps = (int(row["steps"]) for row in self.history if row[self.figure] == self.best)
-        last = self.history[-1] if self.history else {}
-        return TrainingResult(self.steps, finished, self.best, next(best_steps, None), last, self.unit)
+        return TrainingResult(self.steps, finished, self.best, next(best_steps, None), self.unit)
 
     def report(self, doing: str) -> None:
         """Report the progress of the training."""

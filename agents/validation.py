@@ -90,13 +90,8 @@ def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
     return Validation.of(list(map(WindowResult, parts, metrics)))
 
 
-def validate_index_weights(setup: EnvSetup, index_weights: FloatArray) -> Validation:
-    """Let index weights [S] schedule every workload of `setup`; rewards of unfinished workloads are NaN."""
-    return Validation.of(play_validation(setup, index_weights, range(len(setup.workloads))))
-
-
 def play_validation(setup: EnvSetup, index_weights: FloatArray, windows: Iterable[int]) -> list[WindowResult]:
-    """Return the results of `validate_index_weights` on the windows with these numbers."""
+    """Let index weights [S] schedule the workloads with these numbers; rewards of unfinished ones are NaN."""
     batch, results = setup.compiled(), list[WindowResult]()
     longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
     for window in windows:
@@ -113,14 +108,14 @@ def baselines(setup: EnvSetup) -> dict[str, float]:
 
     The start heuristic is called `tuned_index` if it is an index with trained weights.
     """
-    exact = replace(setup, knowledge=TRUTH)  # fifo uses no estimates
-    records = [run(exact.make_cluster(at), Fifo(), setup.queue, setup.reward) for at in range(len(setup.workloads))]
+    exact, windows = replace(setup, knowledge=TRUTH), range(len(setup.workloads))  # fifo uses no estimates
+    records = [run(exact.make_cluster(at), Fifo(), setup.queue, setup.reward) for at in windows]
     tuned = "tuned_index" if len(setup.start) == len(WEIGHT_NAMES) else "start"
     start = "index" if np.array_equal(setup.start, IndexWeights().array()) else tuned
     bounds = [lower_bound(record, setup.reward).get("reward", np.nan) for record in records]
     found = {
         "fifo": np.mean([record.decisions.reward.sum() for record in records]),
-        start: validate_index_weights(setup, setup.start).rewards.mean(),
+        start: Validation.of(play_validation(setup, setup.start, windows)).rewards.mean(),
         "bound": np.mean(bounds),
     }
     return {name: float(reward) for name, reward in found.items() if np.isfinite(reward)}

@@ -163,14 +163,14 @@ def waiting(quiet: bool = False, console: Console | None = None) -> Iterator[Cal
 
 
 @contextmanager
-def chosen_workers(address: str | None, processes: int | None) -> Iterator[Workers]:
+def chosen_workers(address: str | None, processes: int) -> Iterator[Workers]:
     """The workers of a command, by its options --workers and --jobs. Raises ConfigError if both are given."""
     from rlpto.io.workers import LocalWorkers
 
     if address is None:
-        yield LocalWorkers(processes or 1)
+        yield LocalWorkers(processes)
         return
-    if (processes or 1) > 1:
+    if processes > 1:
         raise ConfigError(f"--jobs {processes}: expected it without --workers, whose cluster has its own CPUs")
     from rlpto.experiments.ray_workers import RayWorkers
 
