@@ -84,34 +84,19 @@ class Card(Settings):
         return policies
 
 
-def run(
-    card: Card,
-    chosen: Sequence[Case],
-    folder: Path,
-    workers: Workers,
-    say: Callable[[str], None],
-    *,
-    progress: bool = True,
-) -> list[Row]:
-    """Run the policies of a card on cases, and write the submission. Finished cells are kept and not run again.
-
-    say: shows each finished case. Raises ConfigError for policies that cannot be submitted, CheckpointError while
-    another process writes the submission.
-    """
-    return run_all([(card, folder)], chosen, workers, say, progress=progress)[0]
-
-
 def run_all(
     cards: Sequence[tuple[Card, Path]],
     chosen: Sequence[Case],
     workers: Workers,
     say: Callable[[str], None],
     *,
-    progress: bool = True,
+    progress: bool,
 ) -> list[list[Row]]:
-    """Run the policies of several cards, each with its folder, on cases, side by side. Returns the rows of each.
+    """Run the policies of cards, each with its folder, on cases, side by side, and write the submissions. Finished
+    cells are kept and not run again. Returns the rows of each card.
 
-    say: shows each finished case, or each finished card if there are several. Otherwise the same as `run`.
+    say: shows each finished case, or each finished card if there are several. Raises ConfigError for policies that
+    cannot be submitted, CheckpointError while another process writes a submission.
     """
     for spec in (spec for card, _ in cards for spec in card.policies):
         make_policy(spec)  # refuses an invalid one before anything is written

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
@@ -16,7 +17,7 @@ from rlpto import __version__
 from rlpto.bench.dataset import record
 from rlpto.bench.leaderboard import entries_of, page, ranks
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
-from rlpto.bench.submissions import CARD, RESULTS, Card, board, new_card, read_card, run, verify
+from rlpto.bench.submissions import CARD, RESULTS, Card, board, new_card, read_card, run_all, verify
 from rlpto.bench.suite import FIFO_FILE, FOLDER, REALISTIC, VERSION, case_env, cases, digests, find_case
 from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
@@ -32,11 +33,10 @@ SMALL = "microsoft04-1.1-exact"
 OWN_POLICY = Path(__file__).parents[2] / "examples" / "my_policy.py"
 
 
-def submit(folder: Path, *policies: str, name: str = "mine", case: str = SMALL) -> list[Row]:
+def submit(folder: Path, *policies: str, say: Callable[[str], None] = lambda _: None) -> list[Row]:
     """Run policies on a case."""
-    return run(
-        Card(name=name, policies=policies), [find_case(case)], folder, LocalWorkers(), lambda _: None, progress=False
-    )
+    card = Card(name="mine", policies=policies)
+    return run_all([(card, folder)], [find_case(SMALL)], LocalWorkers(), say, progress=False)[0]
 
 
 @pytest.fixture(scope="module")
@@ -199,19 +199,16 @@ def test_an_edit_of_a_policys_module_or_of_a_plug_in_drops_results(
     point = metadata.EntryPoint("mine", "plugged_in:MyPolicy", "rlpto.policies")
     monkeypatch.setattr(registry, "_plugins", lambda: {"mine": point})
 
-    def submitted(spec: str, into: Path) -> list[Row]:
-        card = Card(name="mine", policies=(spec,))
-        return run(card, [find_case(SMALL)], into, LocalWorkers(), said.append, progress=False)
-
     for number, spec in enumerate((f"{mine}:MyPolicy", "mine")):
         into = folder / str(number)
         package.write_text(OWN_POLICY.read_text())
-        before = submitted(spec, into)
-        assert submitted(spec, into) == before
+        before = submit(into, spec, say=said.append)
+        assert submit(into, spec, say=said.append) == before
         assert "changed" not in "".join(said)
         package.write_text(OWN_POLICY.read_text().replace("free -= 1", "free -= 2 - 0"))
         sys.modules.pop("plugged_in", None)
-        assert [row.figures for row in submitted(spec, into)] != [row.figures for row in before]
+        again = submit(into, spec, say=said.append)
+        assert [row.figures for row in again] != [row.figures for row in before]
         assert sum("has changed: results of the version before are dropped" in line for line in said) == 1
         said.clear()
         sys.modules.pop("plugged_in", None)
