@@ -170,8 +170,13 @@ def members(run: Path) -> list[Path]:
 
 def run_facts(config: Config) -> dict[str, str]:
     """Return the properties of a configuration that are listed in the report."""
-    gpus = sum(group.count * group.gpus for group in config.cluster.nodes)
-    nodes = " and ".join(f"{group.count} nodes x {group.gpus} GPUs" for group in config.cluster.nodes)
+    groups = list[str]()
+    for group in config.cluster.nodes:
+        if group.count:
+            groups.append(f"{group.count} nodes x {group.gpus} GPUs")
+        if group.rented is not None:
+            groups.append(f"{group.rented.least} to {group.rented.most} rented nodes x {group.gpus} GPUs")
+    nodes, gpus = " and ".join(groups), sum(node.gpus for node in config.cluster.shape)
     simulator = config.simulator
     decisions = f"every {simulator.interval:g} s"
     if simulator.decide_on == "events":

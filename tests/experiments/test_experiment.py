@@ -9,6 +9,7 @@ from rlpto.core.policy import reads_speeds
 from rlpto.evaluation.metrics import lower_bound
 from rlpto.experiments.config import ClusterSettings, Config, KnowledgeSettings, NodeGroup, load_config
 from rlpto.experiments.experiment import Experiment, prepare, run_cell
+from rlpto.experiments.run_folder import run_facts
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.load import offered_load
@@ -164,6 +165,12 @@ def test_files_of_a_provisioner_are_in_the_outcome_of_rented_nodes(tmp_path: Pat
             file.write_text(text)
         outcomes.append(Experiment(load_config("rented", [*rented, f"provision=agent:file={agent}"])).outcome())
     assert outcomes[0] != outcomes[1] != outcomes[2]
+
+
+def test_a_report_counts_rented_nodes() -> None:
+    nodes = "cluster.nodes=[{count: 2, gpus: 4}, {gpus: 8, rented: {least: 1, most: 3}}]"
+    said = "2 nodes x 4 GPUs and 1 to 3 rented nodes x 8 GPUs, 32 GPUs in all"
+    assert run_facts(load_config("rented", [nodes]))["Cluster"] == said
 
 
 def test_settings_that_would_do_nothing_are_refused() -> None:
