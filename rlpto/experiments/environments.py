@@ -237,7 +237,7 @@ def _stamps(config: Config) -> tuple[tuple[str, int, int], ...]:
     """Return path, time and size of all files, also within folders, that a configuration names."""
     texts = re.findall(r'"(/[^"]+)"', config.model_dump_json())
     named = [path for text in texts for path in (*glob(text), *glob(f"{text}/**/*", recursive=True))]
-    about = ((path, os.stat(path)) for path in sorted(named))
+    about = ((path, os.stat(path)) for path in sorted(named) if os.path.exists(path))  # links may lead nowhere
     return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in about)
 
 

@@ -109,6 +109,7 @@ class TestPreparation:
     def test_a_changed_file_in_a_folder_is_read_again(self, tmp_path: Path):
         for name, profile in builtin_profiles().items():
             (tmp_path / f"{name}.yaml").write_text(profile_yaml(profile))
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
         given = {"config": SMALL, "overrides": {"profiles.folder": str(tmp_path)}}
         first = cluster_env(**given)
         assert cluster_env(**given).setup is first.setup
