@@ -26,11 +26,9 @@ class Tried(NamedTuple):
     money: float
 
 
-def tune(
-    config: Config, names: Sequence[str] = (), on_progress: Callable[[int, int], None] | None = None
-) -> dict[str, list[Tried]]:
+def tune(config: Config, names: Sequence[str], on_progress: Callable[[int, int], None]) -> dict[str, list[Tried]]:
     """Evaluate the grids of provisioners; return the points by provisioner name, best first. names: provisioners to
-    tune. Default: all that have a grid.
+    tune; if empty, all that have a grid.
 
     on_progress: called with the number of points tried so far, and of all points. Raises ConfigError for a name without
     a grid, or if no nodes are rented.
@@ -39,7 +37,7 @@ def tune(
     for name in names:
         if name not in tunable:
             raise ConfigError(f"provisioner {name!r}: has nothing to tune; {nearest(name, tunable)}")
-    kinds = [BUILT_IN[name] for name in names or tunable]
+    kinds = [BUILT_IN[name] for name in dict.fromkeys(names or tunable)]
     points = [
         kind(kind.Options(**dict(zip(kind.grid, values, strict=True))))
         for kind in kinds
@@ -48,10 +46,9 @@ def tune(
     foresees = any(map(needs_forecast, kinds))
     config = config.model_copy(update={"provision": "forecast" if foresees else "reactive"})
     setup, found = nodes_setup(Experiment(config), "train"), dict[str, list[Tried]]()
-    for number, provisioner in enumerate(points):
+    for number, provisioner in enumerate(points, 1):
         found.setdefault(type(provisioner).name, []).append(_tried(setup, provisioner))
-        if on_progress is not None:
-            on_progress(number + 1, len(points))
+        on_progress(number, len(points))
     return {name: sorted(tried, key=lambda one: one.cost) for name, tried in found.items()}
 
 

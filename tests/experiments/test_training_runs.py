@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from rlpto.experiments import tune
 from rlpto.experiments.config import load_config
 from rlpto.experiments.run_folder import members, read_run_config
 from rlpto.experiments.sweep import open_sweep
 from rlpto.experiments.training_runs import begin_training, provenance
 from rlpto.io.errors import ConfigError
+from rlpto.provisioning.registry import spec_of
 
 from ..small import SMALL
 
@@ -53,6 +55,13 @@ def test_the_origin_of_an_agent_names_no_folders_of_its_machine(tmp_path: Path) 
     origin = provenance(load_config("rented", files))
     assert origin["config"]["provision"] == "agent:file=nodes.safetensors"
     assert str(tmp_path) not in json.dumps(origin)
+
+
+def test_a_provisioner_that_is_named_twice_is_tuned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "nodes_setup", lambda *_: None)
+    monkeypatch.setattr(tune, "_tried", lambda _, provisioner: tune.Tried(spec_of(provisioner), 0.0, 0.0, 0.0))
+    tried = tune.tune(load_config("rented"), ["spare", "spare"], lambda *_: None)["spare"]
+    assert len(tried) == len({one.spec for one in tried}) > 1
 
 
 def test_a_sweep_of_such_trainings_is_refused_too(tmp_path: Path) -> None:
