@@ -28,6 +28,7 @@ from rlpto.cli.common import (
 )
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.interrupts import Interrupted
+from rlpto.io.terminal import say
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -149,6 +150,8 @@ def _train_all(folder: Path, jobs: int | None, far: RayWorkers | None, quiet: bo
                         bar.advance(task)
         except KeyboardInterrupt:
             raise Interrupted(how_to_go_on(folder, kept)) from None
+    for error in failed[1:]:
+        say(f"rlpto: error: {error}", err=True)
     if failed:
         raise failed[0]
     console.print(

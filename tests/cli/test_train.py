@@ -16,7 +16,7 @@ from rlpto.agents.training_loop import TrainingResult
 from rlpto.experiments.config import load_config
 from rlpto.experiments.sweep import read_space
 from rlpto.io.archive import read_archive
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import ConfigError, TrainingError
 from rlpto.workloads.trace import make_trace, write_trace
 
 pytestmark = pytest.mark.usefixtures("small_agent")
@@ -157,6 +157,18 @@ def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, projec
     pd.testing.assert_frame_equal(longer[longer["trial"] < 2].reset_index(drop=True), table)
     assert longer["agent.ppo.learning_rate"].nunique() == 3
     rlpto("sweep", "exp.yaml", "--space", "space.yaml", *fast).assert_refused("holds a sweep", "--resume")
+
+
+def test_every_seed_that_fails_is_named(rlpto, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(runs: list[Path], _: object) -> Iterator[tuple[Path, TrainingError]]:
+        yield from ((run, TrainingError(f"{run}: broken")) for run in runs)
+
+    monkeypatch.setattr("rlpto.experiments.parallel.one_by_one", lambda *_: False)
+    monkeypatch.setattr("rlpto.experiments.parallel.train_all", fail)
+    answer = rlpto("train", "exp.yaml", "--seeds", 3, "--jobs", 1)
+    assert answer.code == 2
+    said = [line for line in answer.err.splitlines() if line.startswith("rlpto: error: ")]
+    assert sorted(said) == [f"rlpto: error: runs/small/seed-{seed}: broken" for seed in range(3)]
 
 
 def test_the_best_of_a_sweep_is_said_as_options_and_it_resumes_only_as_it_began(
