@@ -114,8 +114,9 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
         np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))
         torch.set_rng_state(torch.as_tensor(archive.arrays["random/torch"]))
         cuda = archive.group("random/cuda")
-        if cuda and model.device.type == "cuda":
-            torch.cuda.set_rng_state_all([torch.as_tensor(cuda[str(i)]) for i in range(len(cuda))])
+        if model.device.type == "cuda":
+            here = range(min(len(cuda), torch.cuda.device_count()))  # the machine before may have had more GPUs
+            torch.cuda.set_rng_state_all([torch.as_tensor(cuda[str(i)]) for i in here])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
 

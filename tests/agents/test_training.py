@@ -10,7 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlpto.agents.archive import CHECKPOINT
-from rlpto.agents.checkpoint import Identity
+from rlpto.agents.checkpoint import Identity, restore
 from rlpto.agents.ppo import TimedPPO, TimedRolloutBuffer, falling
 from rlpto.agents.settings import LAST
 from rlpto.agents.trained import StartingAgent
@@ -93,6 +93,19 @@ def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path, monkeypa
     refused(r"last\.safetensors: incomplete .*terms of episodes")
     path.write_bytes(before[: len(before) // 2])
     refused(r"last\.safetensors: truncated")
+
+
+def test_a_training_goes_on_where_there_are_fewer_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_small(tmp_path, stop=stop_after(1))
+    archive, restored = last(tmp_path), list[np.ndarray]()
+    archive.arrays.update({f"random/cuda/{gpu}": np.full(16, gpu, dtype=np.uint8) for gpu in range(2)})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: restored.extend(map(np.asarray, states)))
+    setup, settings = make_setup(), make_settings()
+    model = TimedPPO.make(SB3ClusterEnv(setup, settings.envs, 5), settings, setup.interval, 5)
+    model.device = torch.device("cuda")
+    restore(model, archive, tmp_path / LAST)
+    assert [states.tolist() for states in restored] == [[0] * 16]
 
 
 @pytest.mark.parametrize("where", ["weights", "observation"])
