@@ -86,6 +86,7 @@ def train(
     if address is not None:
         raise ConfigError("--address: expected --cluster ray as well")
     with _cluster(workers) as far:
+        from rlpto.experiments.run_folder import members
         from rlpto.experiments.training_runs import begin_training, check_resumable
 
         if resume is not None:
@@ -93,6 +94,11 @@ def train(
             check_resumable(resume, config, changes)
             if run_dir is not None and run_dir.resolve() != resume.resolve():
                 raise ConfigError(f"--run-dir {run_dir}: a training is resumed in its own folder {resume}")
+            begun = len(members(resume))
+            if seeds not in (1, begun):
+                raise ConfigError(f"--seeds {seeds}: expected {begun}, the number of seeds in {resume}")
+            if fresh:
+                raise ConfigError("--fresh: removes a training, expected it without --resume, which goes on with it")
         elif config is None:
             raise ConfigError("expected an experiment file to train from, or --resume RUN")
         else:

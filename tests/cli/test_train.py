@@ -211,6 +211,8 @@ def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project
         "agent.ppo.clip = 0.2", "0.3", "--run-dir"
     )
     rlpto("train", "exp.yaml", "--resume", "runs/small").assert_refused("agent.steps = 64", "now it is 192")
+    rlpto("train", "--resume", "runs/small", "--seeds", 3).assert_refused("--seeds 3: expected 1, the number of seeds")
+    rlpto("train", "--resume", "runs/small", "--fresh").assert_refused("--fresh: removes a training")
     best = project / "runs/small/best.safetensors"
     best.write_bytes(best.read_bytes()[:2000])
     rlpto("evaluate", "--run", "runs/small").assert_refused("best.safetensors", "truncated")
