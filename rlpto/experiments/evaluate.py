@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 
 from rlpto.agents.policy import run_file, shown_label
@@ -226,8 +225,10 @@ def differences(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
     """Return the keys in which the configurations differ, each with its value in every run; None below a section that
     a run lacks."""
 
-    def value(config: Config, key: str) -> object:
-        return reduce(lambda part, name: getattr(part, name, None), key.split("."), config)
+    def value(part: object, key: str) -> object:
+        for name in key.split("."):
+            part = getattr(part, name, None)
+        return part
 
     first, *others = [run.config for run in runs]
     keys = dict.fromkeys(key for other in others for key, _, _ in differing_keys(first, other, Result.CELL))

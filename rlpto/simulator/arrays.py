@@ -239,6 +239,26 @@ def rental_records(shape: ClusterShape) -> AnyArray:
     return records
 
 
+def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
+    """Return the world of one cluster after jobs were added. jobs: [1, M] JOB, of which the first `count` exist.
+
+    most: largest number of GPUs that a job may hold. The log must be empty.
+    """
+    if jobs.shape[1] > world.jobs.shape[1] or most > world.nodes.shape[2]:
+        room = jobs.shape[1]
+        nodes = np.zeros((1, room, max(most, world.nodes.shape[2])), dtype=np.int32)
+        nodes[:, : world.nodes.shape[1], : world.nodes.shape[2]] = world.nodes
+        active = np.zeros((1, room), dtype=np.int64)
+        active[:, : world.active.shape[1]] = world.active
+        log = np.zeros((1, 4 * room + 64), dtype=CHANGE)
+        worked = np.zeros((1, room if world.worked.shape[1] else 0))
+        worked[:, : world.worked.shape[1]] = world.worked
+        parts = {"nodes": nodes, "active": active, "log": log, "worked": worked}
+        world = world._replace(**parts, scratch=np.zeros(room, dtype=np.int64))
+    world.clusters["jobs"] = count
+    return world._replace(jobs=jobs)
+
+
 def compile_rules(settings: SimulatorSettings, follow_accuracy: bool) -> AnyArray:
     """[1] RULES from the settings."""
     rules = np.zeros(1, dtype=RULES)

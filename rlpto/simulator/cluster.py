@@ -29,7 +29,7 @@ from rlpto.knowledge.known import TRUTH, Knowledge
 from rlpto.knowledge.remaining import RemainingWork
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.allocating import apply_placement, choose_types, restart_jobs
-from rlpto.simulator.arrays import CHANGE, build_world
+from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import noticed
 from rlpto.simulator.job_kernels import take_rows
 from rlpto.simulator.kernels import Outlook, advance_until, apply_and_look, begin, outlook, take_up_all
@@ -115,6 +115,26 @@ class SimulatedCluster:
         """Copy the state that the compiled code reports."""
         self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged, self.done = seen
         self.changed = bool(changed)
+
+    def append(self, jobs: Sequence[Job]) -> None:
+        """Add jobs, sorted by submit time, submitted neither before the present jobs nor before the present time.
+
+        Raises JobError for other submit times, and for a job that the cluster or the tables cannot serve.
+        """
+        earliest = max(float(self.store.records["submit_time"].max(initial=0.0)), self.time)
+        if jobs and jobs[0].submit_time < earliest:
+            raise JobError(
+                f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later"
+            )
+        check_jobs_fit(jobs, self._shape.most_gpus)
+        store = JobStore.from_jobs(jobs, self.tables)
+        check_servers_fit(jobs, store, self.tables, self._shape)
+        self._drain_log()
+        self.store.append(store.records)
+        self.jobs = (*self.jobs, *jobs)
+        most = int(min(self._shape.most_gpus, self.store.records["max_gpus"].max(initial=1)))
+        self._world = with_jobs(self._world, self.store.room[None], len(self.store), most)
+        self._order = np.arange(len(self.store))
 
     @property
     def rescale_delay(self) -> FloatArray:

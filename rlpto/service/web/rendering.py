@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ def _number_text(value: float | None) -> str:
     return _NONE if value is None else f"{value:.4g}"
 
 
+def _span_text(seconds: float | None) -> str:
+    """A time in one unit; a dash for None."""
+    return span_text(seconds) or _NONE
+
+
 _PAGES = Environment(
     loader=FileSystemLoader(_HERE / "templates"),
     autoescape=True,
@@ -59,4 +64,4 @@ _PAGES = Environment(
     lstrip_blocks=True,
 )
 _PAGES.globals |= {"static": _static_url, "version": __version__, "now": time.time}
-_PAGES.filters |= {"span": partial(span_text, none=_NONE), "utc": _utc_text, "number": _number_text}
+_PAGES.filters |= {"span": _span_text, "utc": _utc_text, "number": _number_text}
