@@ -115,11 +115,11 @@ def check_pytest(words: list[str]) -> None:
         assert known, f"pytest has no option {word}"
     asked = words[words.index("-k") + 1].split(" or ") if "-k" in words else [""]
     for file in (ROOT / word for word in words[1:] if word.endswith(".py") and "--all" not in words):
-        slow = [is_slow for name, is_slow in tests_of(file) if any(part in name for part in asked)]
+        slow = [is_slow for name, is_slow in cases_of(file) if any(part in name for part in asked)]
         assert not all(slow), f"{file.name}: no test is run, as all of that name are slow: expected --all"
 
 
-def tests_of(file: Path) -> Iterator[tuple[str, bool]]:
+def cases_of(file: Path) -> Iterator[tuple[str, bool]]:
     """The tests of a file by name, and whether all cases of each are slow."""
     for found in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(found, ast.FunctionDef) and found.name.startswith("test_"):

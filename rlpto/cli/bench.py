@@ -8,16 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import (
-    BENCHMARK,
-    QuietOption,
-    Verb,
-    WorkersOption,
-    chosen_workers,
-    finite,
-    make_console,
-    make_table,
-)
+from rlpto.cli.common import BENCHMARK, QuietOption, Verb, WorkersOption, chosen_workers, make_console, make_table
 from rlpto.io.errors import ConfigError
 from rlpto.io.terminal import say
 
@@ -119,8 +110,7 @@ def run(
 def verify(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of submissions.")],
     share: Annotated[
-        float,
-        typer.Option(min=0.001, max=1.0, callback=finite, help="Share of the cells to run again, chosen by chance."),
+        float, typer.Option(min=0.001, max=1.0, help="Share of the cells to run again, chosen by chance.")
     ] = 1.0,
     jobs: JobsOption = 1,
     workers: WorkersOption = None,

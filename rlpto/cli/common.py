@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -41,13 +40,6 @@ class Verb:
     run: Callable[..., None] | typer.Typer
     group: str
     example: str = ""
-
-
-def finite(value: float) -> float:
-    """Callback of options that are numbers: `min` and `max` let NaN pass, and infinity where one is missing."""
-    if not math.isfinite(value):
-        raise typer.BadParameter("expected a finite number")
-    return value
 
 
 _CONFIG_HELP = "Experiment file, or the name of an example, such as quickstart."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import INPUTS, QuietOption, Verb, finite, make_console, make_progress, make_table
+from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_progress, make_table
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.io.interrupts import Interrupted
 
@@ -52,9 +52,7 @@ def backtest(
     methods: Annotated[
         str, typer.Option(metavar="NAMES", help="Methods separated by commas; all: every one there is.")
     ] = "hybrid,arima_log,season_24h,naive",
-    test: Annotated[
-        float, typer.Option(min=0.01, max=0.9, callback=finite, metavar="SHARE", help="Share to score, at the end.")
-    ] = 0.2,
+    test: Annotated[float, typer.Option(min=0.01, max=0.9, metavar="SHARE", help="Share to score, at the end.")] = 0.2,
     time: TimeOption = "time",
     value: ValueOption = None,
     seed: SeedOption = 0,

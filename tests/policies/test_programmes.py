@@ -24,11 +24,12 @@ from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from ..builders import job, linear_tables, make_cluster, make_tables, shape_of, with_gpu_types
 
 
-def test_shares_stand_and_newcomers_wait_until_they_are_renewed() -> None:
+@pytest.mark.parametrize("policy", ["gavel"])  # the plug-in calls it with others
+def test_shares_stand_and_newcomers_wait_until_they_are_renewed(policy: str) -> None:
     jobs = [job(0, gpus=1, epochs=1e4), job(1, submit=70.0, gpus=1, epochs=1e4)]
     for renew, starts in ((600.0, 660.0), (0.0, 120.0)):
         cluster = make_cluster(jobs, linear_tables(), (4,), decide_on="interval", interval=60.0)
-        decides = make_policy(f"gavel:round=60,renew={renew:g}")
+        decides = make_policy(f"{policy}:round=60,renew={renew:g}")
         while np.isnan(cluster.store.start_time).any():
             decide(cluster, decides)
             cluster.advance()
