@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlpto.io.errors import ConfigError
+from rlpto.io.files import is_there
 from rlpto.io.terminal import printable, say
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ class Verb:
     run: Callable[..., None] | typer.Typer
     group: str
     example: str = ""
+
+
+def keep_input(out: Path, given: Path) -> None:
+    """Raise ConfigError if a command would replace a file that it reads."""
+    if is_there(out) and is_there(given) and out.samefile(given):
+        raise ConfigError(f"--out {out}: this command reads it, expected the name of another file")
 
 
 _CONFIG_HELP = "Experiment file, or the name of an example, such as quickstart."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlpto import __version__
-from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console
+from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, keep_input, make_console
 from rlpto.io.errors import CheckpointError, ConfigError, RlptoError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def export(
     from rlpto.agents.card import card_of, check_target
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
+    from rlpto.agents.settings import BEST, LAST
     from rlpto.io.files import file_there, write_text
 
     if scores is not None and not card:
@@ -53,6 +54,8 @@ def export(
     if card:
         check_target(out.with_suffix(".md"))
     checkpoint = run if file_there(run) else run_file(run)
+    for read in (run, *(run / name for name in (BEST, LAST))):
+        keep_input(out, read)
     known: list[str] = []
     if scores is not None:
         from rlpto.bench.leaderboard import agent_scores

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_progress, make_table
+from rlpto.cli.common import INPUTS, QuietOption, Verb, keep_input, make_console, make_progress, make_table
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.io.interrupts import Interrupted
 
@@ -122,6 +122,7 @@ def fit(
     from rlpto.forecasting.registry import make_forecaster
     from rlpto.workloads.arrival_counts import error_named, read_demand, read_series
 
+    keep_input(out, path)
     console = make_console(quiet)
     if _only_demand(context, demand):
         from rlpto.forecasting.demand import DemandForecaster

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_table
-from rlpto.workloads.importers import detect_format, format_names, import_trace
+from rlpto.cli.common import INPUTS, QuietOption, Verb, keep_input, make_console, make_table
+from rlpto.workloads.importers import detect_format, format_names, import_trace, recognised_format
 
 app = typer.Typer(help="Import, describe, generate and calibrate traces.", no_args_is_help=True)
 
@@ -38,9 +38,10 @@ def import_(
     """Read a public trace; nothing is written if it has broken lines."""
     from rlpto.workloads.trace import write_trace
 
+    keep_input(out, path)
     name = detect_format(path) if format_ == "auto" else format_
     # A csv derived from a trace also has the trace's name.
-    if name == "philly" and detect_format(path) == "philly_csv":
+    if name == "philly" and recognised_format(path) == "philly_csv":
         name = "philly_csv"
     result = import_trace(name, path, skip_bad_lines, columns)
     write_trace(result.trace, out)
@@ -119,6 +120,7 @@ def calibrate(
     from rlpto.workloads.files import read_any
     from rlpto.workloads.synthetic import calibrate as measure
 
+    keep_input(out, path)
     first = None if start is None else pd.Timestamp(start)
     calibration = measure(read_any(path), name=out.stem, source=source, start=first)
     write_calibration(calibration, out)

@@ -6,13 +6,22 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import yaml
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from rlpto.io.arrays import FloatArray, IntArray
@@ -99,6 +108,15 @@ class GpuTypeSpeed:
     throughput_p90: Annotated[float, Field(ge=0)] | None = None
 
 
+def _without_doubles(given: Any) -> Any:
+    """Return a mapping by names of GPU types. Raises ValueError if two names differ only in case."""
+    lower = sorted(str(name).lower() for name in given) if isinstance(given, dict) else []
+    if len(set(lower)) < len(lower):
+        twice = next(a for a, b in pairwise(lower) if a == b)
+        raise ValueError(f"GPU type {twice} is there twice, expected names that differ in more than case")
+    return given
+
+
 @dataclass(frozen=True)
 class Profile:
     """A model to train, as fitted parameters.
@@ -125,7 +143,7 @@ class Profile:
     accuracy: AccuracyCurve
     rescale_delay: Annotated[float, Field(ge=0, le=1e6)]
     errors: FitErrors
-    gpu_types: dict[LowerCase, GpuTypeSpeed] = field(default_factory=dict)
+    gpu_types: Annotated[dict[LowerCase, GpuTypeSpeed], BeforeValidator(_without_doubles)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         batch = self.batch

@@ -82,7 +82,7 @@ def state_file() -> Path:
     named = os.environ.get("RLPTO_STATE")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rlpto" / "cluster.json"
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "rlpto" / "cluster.json"
 
 
 def noted_cluster() -> StartedCluster | None:

@@ -100,7 +100,7 @@ class Connection(ExitStack):
                 takes_token, address.removeprefix(CLIENT), REACH_TIMEOUT_S, client=address.startswith(CLIENT)
             )
             taken = asked()
-            usual = Path.home() / ".ray" / "auth_token"
+            usual = Path(os.path.expanduser("~/.ray/auth_token"))
             if not (taken or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH)) and usual.is_file():
                 self.enter_context(ray_environment(more={AUTH_MODE: "token", AUTH_TOKEN_PATH: str(usual)}))
                 taken = asked()

@@ -49,14 +49,19 @@ def import_trace(name: str, path: Path, skip_bad_lines: bool = False, columns: s
 
 def detect_format(path: Path) -> str:
     """Detect a file's format from its first lines and return its name. Raises TraceError if no format fits."""
-    from rlpto.workloads.importers.base import read_log
-
-    head = read_log(path)[:4096]
-    found = next((name for name in format_names() if _format(name).recognises(head)), None)
+    found = recognised_format(path)
     if found is None:
         own = "a csv of your own needs `rlpto trace import table`"
         raise TraceError(f"{path}: no known trace format, expected one of {', '.join(format_names())}; {own}")
     return found
+
+
+def recognised_format(path: Path) -> str | None:
+    """The name of a file's format by its first lines; None if no format fits."""
+    from rlpto.workloads.importers.base import read_log
+
+    head = read_log(path)[:4096]
+    return next((name for name in format_names() if _format(name).recognises(head)), None)
 
 
 def _format(name: str) -> Format:
