@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -182,7 +183,7 @@ def exit_code(words: Sequence[object], **more: Any) -> int:
                 process.wait()
             except KeyboardInterrupt:
                 interrupted = True
-    if interrupted or process.returncode < 0 or process.returncode == INTERRUPTED:
+    if interrupted or process.returncode in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     return process.returncode
 

@@ -30,10 +30,8 @@ SHOWN = {
 
 
 def compared(plan: Plan) -> Part:
-    """Claims and the table; only for the synthetic workload if there is no real data."""
-    real = plan.data is not None and (plan.data / "traces" / "pollux").is_dir()
-    places = [place for place in plan.places() if real or place[0] == "synthetic"]
-    keys = [(*place, policy, rule) for place in places for policy in POLICIES for rule in RULES]
+    """Claims and the table."""
+    keys = [(*place, policy, rule) for place in plan.places() for policy in POLICIES for rule in RULES]
     found = pd.DataFrame([dict(zip((*PLACE, "policy", "classes"), key, strict=True)) for key in keys])
     found = found.join(pd.DataFrame([figures_of(plan, *key) for key in keys]))
     shown = found[[*PLACE, "policy", "classes"]].assign(load=found["load"].map("{:g}".format))

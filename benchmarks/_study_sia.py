@@ -115,15 +115,14 @@ def programme_seconds(shape: ClusterShape) -> list[float]:
 
 
 def parity(plan: Plan) -> Part:
-    """Sia's own parity case compared with its own results, by model; empty without them.
+    """Sia's own parity case compared with its own results, by model.
 
     The rules are from its simulator: jobs use only their own fits, one for each GPU type. Measured speeds are divided
     by its constants, as if jobs had that much more data. Many solutions of the programme are equally good, and the
     solver's choice among them depends on the order of the GPU types: all six orders are played.
     """
     found = Part()
-    if plan.data is None or not (plan.data / "sia" / "philly-3-first30.csv").is_file():
-        return found
+    assert plan.data is not None
     folder = plan.data / "sia"
     profiles, published = MeasuredProfiles(folder / "traces"), pd.read_csv(folder / "result-jobs.csv")
     submitted = pd.read_csv(folder / "philly-3-first30.csv", dtype={"name": str})

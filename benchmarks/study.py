@@ -2,7 +2,7 @@
 
     python benchmarks/study.py [NAME ...] [--fresh] [--set KEY=VALUE] [--workers ADDRESS]
 
-Measurements are kept in runs/studies/NAME.json until the files of RLPTO, the settings or the folder of real data
+Measurements are kept in runs/studies/NAME.json until the files of RLPTO, the settings or the path of the real data
 change. Cells and trainings are kept too: an interrupted call continues from there. Exits 1 if a figure that a page
 claims is not reached.
 """
@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ def functions_of(name: str, study: Study) -> dict[str, Callable[..., Any]]:
     return found
 
 
+@cache
 def sources_digest() -> str:
     """Digest of the files of RLPTO and of the programs here, on which every measurement may depend."""
     digest = hashlib.sha256(FILES.encode())
@@ -167,7 +169,7 @@ def measure(name: str, study: Study, plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, Any]:
-    """Results of a study as plain data, with its CPU minutes; read back if sources, settings and the folder of real
+    """Results of a study as plain data, with its CPU minutes; read back if sources, settings and the path of the real
     data are unchanged."""
     path, settings = plan.folder / f"{name}.json", plan.model_dump_json(include={*SETTINGS, "data"})
     digest = hashlib.sha256(f"{sources_digest()} {settings}".encode()).hexdigest()

@@ -37,7 +37,8 @@ class ActionPolicy:
         self.action: AnyArray = np.zeros(0)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """The GPUs of every job. Raises PolicyError if the action is no array, has another shape or is not finite."""
+        """The GPUs of every job. Raises PolicyError if the action cannot be converted to an array, has another shape,
+        or is not finite."""
         jobs, settings = state.jobs, self._settings
         if state.time >= self._until:
             seen = observe(state, int(jobs.gpus.sum()), settings.max_jobs, settings.horizon)

@@ -250,7 +250,7 @@ def _checked(counts: Any, start: float) -> FloatArray:
     """Return counts [T, 2] as floats. Raises ForecastError, naming the minute."""
     try:
         taken, first = np.asarray(counts, dtype=np.float64), float(start)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ForecastError(f"demand: expected numbers [minutes, 2] and a start in seconds, not {start!r}") from None
     if taken.shape[:1] == (0,):  # a list without minutes has one dimension
         taken = np.zeros((0, 2))

@@ -185,7 +185,7 @@ def local_seconds(time: Any) -> float:
 def _numbers(y: Any) -> FloatArray:
     try:
         values = np.array(y, dtype=np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise ForecastError("series: expected numbers") from None
     if values.ndim != 1:
         raise ForecastError(f"series of shape {values.shape}: expected one dimension")
@@ -204,12 +204,13 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None) -> tuple[FloatArra
     if stamps.hasnans:
         raise ForecastError(f"timestamp of entry {int(np.argmax(stamps.isna()))} missing (NaT)")
     try:
-        whole, rest = np.divmod(stamps.as_unit("ns").asi8, 10**9)
+        nanoseconds = stamps.as_unit("ns").asi8
     except ValueError:
         raise ForecastError(f"timestamps {stamps[0]} to {stamps[-1]}: expected years 1677 to 2262") from None
-    # Seconds since the first timestamp: doubles of seconds since 1970 are no finer than 0.2 microseconds.
+    # Whole numbers: doubles of seconds since 1970 are no finer than 0.2 microseconds.
+    whole, rest = np.divmod(nanoseconds, 10**9)
     times = (whole - whole[0]) + (rest - rest[0]) / 1e9
-    distances = np.abs(np.diff(times))
+    distances = np.abs(np.diff(nanoseconds)) / 1e9
     distances = np.sort(distances[distances > 0])
     if step is None and not len(distances):
         raise ForecastError("series of one timestamp: give its step in seconds, or as text such as '10min'")

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rlpto.io.errors import RlptoError
+from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.extras import extras
 from rlpto.io.files import whole_file, write_text
+from rlpto.io.paths import state_folder
 from rlpto.store.jobs import ENDED
 
 with extras():
@@ -330,15 +331,14 @@ def _noted() -> dict[str, tuple[str, int]]:
     try:
         noted = json.loads(_note().read_text(encoding="utf-8"))
         found = {address: (str(file), int(process)) for address, (file, process) in noted.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (ConfigError, OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
     alive = {address: one for address, one in found.items() if Path(f"/proc/{one[1]}").exists()}
     return alive or dict([*found.items()][-1:])
 
 
 def _note() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state) / "rlpto" / "services.json"
+    return state_folder() / "services.json"
 
 
 def _token_of(noted: Mapping[str, tuple[str, int]], address: str) -> str:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from rlpto.cli.main import make_app
 from rlpto.client import Client, ServiceError, note_service, service_is_known
-from rlpto.io.errors import RlptoError
+from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.store import status
 from rlpto.store.checkpoints import write_checkpoint
 from rlpto.store.database import Store
@@ -107,9 +107,12 @@ def test_authorities_are_read_only_where_something_is_encrypted(
 def test_without_a_home_folder_no_service_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XDG_STATE_HOME", "RLPTO_SERVICE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("rlpto.client.os.path.expanduser", lambda path: path)  # as for a user without a home
+    monkeypatch.setattr("rlpto.io.paths.os.path.expanduser", lambda path: path)  # as for a user without a home
     monkeypatch.chdir(tmp_path)
     assert not service_is_known()
+    with pytest.raises(ConfigError, match=r"no home folder: expected a folder for state in \$XDG_STATE_HOME"):
+        note_service("http://127.0.0.1:1", tmp_path / "token")
+    assert not (tmp_path / "~").exists()
 
 
 class TestClient:

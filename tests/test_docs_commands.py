@@ -116,14 +116,17 @@ def check_pytest(words: list[str]) -> None:
     asked = words[words.index("-k") + 1].split(" or ") if "-k" in words else [""]
     for file in (ROOT / word for word in words[1:] if word.endswith(".py") and "--all" not in words):
         slow = [is_slow for name, is_slow in cases_of(file) if any(part in name for part in asked)]
+        assert slow, f"{file.name}: no test of that name"
         assert not all(slow), f"{file.name}: no test is run, as all of that name are slow: expected --all"
 
 
 def cases_of(file: Path) -> Iterator[tuple[str, bool]]:
     """The tests of a file by name, and whether all cases of each are slow."""
-    for found in ast.parse(file.read_text(encoding="utf-8")).body:
+    text = file.read_text(encoding="utf-8")
+    all_slow = re.search(r"^pytestmark = .*pytest\.mark\.slow", text, re.MULTILINE) is not None
+    for found in ast.walk(ast.parse(text)):
         if isinstance(found, ast.FunctionDef) and found.name.startswith("test_"):
-            yield found.name, "pytest.mark.slow" in map(ast.unparse, found.decorator_list)
+            yield found.name, all_slow or "pytest.mark.slow" in map(ast.unparse, found.decorator_list)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

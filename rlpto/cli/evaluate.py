@@ -61,7 +61,7 @@ def evaluate(
             metavar="A,B|all",
             help="Policies to run, instead of the config's: by name, see rlpto policies, as the config labels them, or "
             "your own, my_policy.py:MyPolicy; A>3600:B is A, and B from that second on; all: every installed one, "
-            "plug-ins too. With --run its agents come on top, and all is all of the config's.",
+            "plug-ins too. With --run its agents are added, and all means every policy of the run's config.",
         ),
     ] = None,
     windows: Annotated[

@@ -43,7 +43,7 @@ def export(
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
     from rlpto.agents.settings import BEST, LAST
-    from rlpto.io.files import file_there, write_text
+    from rlpto.io.files import file_there, is_there, write_text
 
     if scores is not None and not card:
         raise ConfigError("--scores: the scores stand in the card, expected --card too")
@@ -54,8 +54,9 @@ def export(
     if card:
         check_target(out.with_suffix(".md"))
     checkpoint = run if file_there(run) else run_file(run)
-    for read in (run, *(run / name for name in (BEST, LAST))):
-        keep_input(out, read)
+    keep_input(out, checkpoint)
+    if out.name in (BEST, LAST) and is_there(out):
+        raise ConfigError(f"--out {out}: a checkpoint of a run, expected the name of another file")
     known: list[str] = []
     if scores is not None:
         from rlpto.bench.leaderboard import agent_scores

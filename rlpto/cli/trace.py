@@ -38,7 +38,8 @@ def import_(
     """Read a public trace; nothing is written if it has broken lines."""
     from rlpto.workloads.trace import write_trace
 
-    keep_input(out, path)
+    for given in (path, Path(columns or "")):
+        keep_input(out, given)
     name = detect_format(path) if format_ == "auto" else format_
     # A csv derived from a trace also has the trace's name.
     if name == "philly" and recognised_format(path) == "philly_csv":
@@ -98,6 +99,7 @@ def generate(
     from rlpto.workloads.synthetic import generate as draw
     from rlpto.workloads.trace import write_trace
 
+    keep_input(out, Path(like))
     trace = draw(load_calibration(like), days, seed, rate)
     write_trace(trace, out)
     make_console(quiet).print(f"{out}: {len(trace):,} jobs in {days:g} days like {like}")

@@ -286,9 +286,9 @@ class JobTable:
         return table
 
     def renumbered(self, index: IntArray) -> JobTable:
-        """Return the same jobs under other numbers [n]."""
+        """Return the same jobs under other numbers [n]; `records["index"]` stays their position in the store."""
         table = copy.copy(self)
-        table.index = index
+        table.index, table.records = index, self.records
         return table
 
     def speed_on(self, spans: int) -> FloatArray:

@@ -173,8 +173,8 @@ def run(
                 used_until = cluster.time
             elif cluster.time - used_until > LONGEST_WITHOUT_NODES_S:
                 raise PolicyError(
-                    f"{cluster.active_jobs} jobs wait and none has had GPUs for {LONGEST_WITHOUT_NODES_S / 86_400:g} "
-                    f"days (at {cluster.time:.0f} s): expected a provisioner that rents nodes for them"
+                    f"no job has had GPUs for {LONGEST_WITHOUT_NODES_S / 86_400:g} days, and {cluster.active_jobs} "
+                    f"wait (at {cluster.time:.0f} s): expected a provisioner that rents nodes for them"
                 )
         progress.check(passed)
     return RunRecord(

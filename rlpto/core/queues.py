@@ -151,12 +151,13 @@ class Queue:
 
 
 def as_array(values: Any, policy: str, ragged: str) -> AnyArray:
-    """Return `values` as an array. Raises PolicyError if it is none. ragged: what rows of unequal length are called."""
+    """Return `values` as an array. Raises PolicyError if they cannot be converted. ragged: end of the message for
+    rows of different lengths."""
     try:
         return np.asarray(values)
     except ValueError:
         raise PolicyError(f"policy {policy} returned {ragged}") from None
-    except (RuntimeError, TypeError) as error:  # such as of a torch tensor with a gradient, or on a GPU
+    except (RuntimeError, TypeError) as error:  # for example a torch tensor with a gradient, or on a GPU
         raise PolicyError(f"policy {policy} returned no array: {one_line(error)}") from None
 
 

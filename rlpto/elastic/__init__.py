@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import IterableDataset
 
 from rlpto.io.errors import JobError
 from rlpto.io.extras import extras
@@ -76,7 +77,7 @@ def session(
 def samples_of(data: Any, where: str) -> int:
     """Return the number of samples. Raises JobError for data without a length or without samples by index, such as a
     stream or a DataLoader."""
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+    if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         got = type(data).__name__
         raise JobError(f"{where}: expected a dataset with a length and with samples by index, got {got}")
     return len(data)

@@ -176,12 +176,13 @@ def run_facts(config: Config) -> dict[str, str]:
             groups.append(f"{group.count} nodes x {group.gpus} GPUs")
         if group.rented is not None:
             groups.append(f"{group.rented.least} to {group.rented.most} rented nodes x {group.gpus} GPUs")
-    nodes, gpus = " and ".join(groups), sum(node.gpus for node in config.cluster.shape)
+    rents = any(group.rented is not None and group.rented.least < group.rented.most for group in config.cluster.nodes)
+    gpus = f"{'at most ' if rents else ''}{sum(node.gpus for node in config.cluster.shape):,} GPUs in all"
     simulator = config.simulator
     decisions = f"every {simulator.interval:g} s"
     if simulator.decide_on == "events":
         decisions += ", and when a job arrives or finishes or a node changes"
-    return {"Cluster": f"{nodes}, {gpus:,} GPUs in all", "Decisions": decisions, "Seed": str(config.seed)}
+    return {"Cluster": f"{' and '.join(groups)}, {gpus}", "Decisions": decisions, "Seed": str(config.seed)}
 
 
 def free_keys(result: Result) -> list[str]:

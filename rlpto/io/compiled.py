@@ -309,6 +309,8 @@ def cache_folder() -> str | None:
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     parent = Path(_CONFIG.CACHE_DIR or Path(home, "rlpto"))
+    if parent.parts[0] == "~":  # the user has no home folder
+        return None
     note = parent / f"sources-{hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:16]}"
     folder = parent / f"rlpto-{noted_digest(PACKAGE, note)}-numba-{numba.__version__}"
     try:

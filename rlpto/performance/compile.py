@@ -227,8 +227,8 @@ def _score_rates(
 def _exact(
     parts: Sequence[TypeTables], offsets: IntArray
 ) -> tuple[IntArray, np.ndarray[tuple[int], np.dtype[np.int32]]]:
-    """Return the sorted keys of exact placements and their rows. Raises ProfileError for more types than keys have
-    room for."""
+    """Return the sorted keys of exact placements and their rows. Raises ProfileError if there are more than
+    MAX_EXACT_TYPES types."""
     pairs = sorted(
         (placement_key(i, placement), int(offsets[i]) + row)
         for i, part in enumerate(parts)

@@ -49,8 +49,7 @@ class Snapshot:
 
     time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload, ascending. following:
     a number above those of all the cluster's jobs. jobs: the jobs as submitted. columns: their progress. placement:
-    where they hold GPUs.
-    tables: estimated speeds; columns.type_index and columns.scale refer to them.
+    where they hold GPUs. tables: estimated speeds; columns.type_index and columns.scale refer to them.
     """
 
     time: float

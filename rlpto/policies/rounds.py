@@ -99,7 +99,7 @@ class SharePolicy(RoundPolicy[ShareT]):
         self._owed: dict[int, FloatArray] = {}  # seconds due by earlier shares, less those received then
         self._shares: dict[int, FloatArray] = {}
         self._ran: set[int] = set()
-        self._decided, self._renewed = np.inf, -np.inf
+        self._decided, self._began, self._renewed = np.inf, -np.inf, -np.inf
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
         """Return the share of its time that each job should spend on each GPU type [n, G]. room: GPUs of a type [G]."""
@@ -108,7 +108,7 @@ class SharePolicy(RoundPolicy[ShareT]):
     def ranks(self, state: ClusterState, speed: FloatArray, begins: bool) -> Ranks:
         room, index = room_of(state.shape), state.jobs.index.tolist()
         if self.options.renew == 0:
-            life = np.maximum(state.time - state.jobs.submit_time, 1.0)[:, None]
+            life = np.maximum(state.time - np.maximum(state.jobs.submit_time, self._began), 1.0)[:, None]
             share, received = self.shares(state, speed, room), self._of(self._received, state) / life
             return Ranks(share, received, np.zeros_like(share), np.full(len(index), False))
         due = begins and state.time >= self._renewed + self.options.renew
@@ -123,10 +123,12 @@ class SharePolicy(RoundPolicy[ShareT]):
         return Ranks(self._of(self._shares, state), received, self._of(self._owed, state), waits)
 
     def observe(self, state: ClusterState) -> None:
-        """Add to each job the seconds since the last decision, on the GPU type where it runs. Time before the first
-        decision does not count, because another policy decided then, or this one before a reset."""
+        """Add to each job the seconds since the last decision, on the GPU type where it runs. If jobs run at the first
+        decision, earlier time does not count: another policy decided then, or this one before a reset."""
         jobs, gpu_type = state.jobs, gpu_types_of(np.where(state.shape.offered > 0, state.held_nodes, 0), state.shape)
         runs, passed = np.flatnonzero(gpu_type != NO_GPU_TYPE), max(state.time - self._decided, 0.0)
+        if np.isinf(self._decided) and len(runs):
+            self._began = state.time
         received, had = self._of(self._received, state), np.full(len(runs), passed)
         if self.options.renew > 0:  # a job that has just started has trained less
             new = np.array([job not in self._ran for job in jobs.index[runs].tolist()], dtype=bool)

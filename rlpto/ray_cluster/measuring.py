@@ -31,7 +31,7 @@ from rlpto.ray_cluster.settings import GUESSED_NOISE_SCALE, ProgramSettings
 POLL_INTERVAL_S = 0.02
 """Time between two checks of a job, which is the error of a measured delay."""
 CHANGE_TIMEOUT_S = 300.0
-"""Longest time for a change to take effect, and for a step."""
+"""Longest time for a change to take effect, and for the next measured step."""
 LOOK_INTERVAL_S = 0.1
 """Time between two checks of the job whose accuracy is measured."""
 MIN_MEASURED_STEPS = 20
@@ -129,13 +129,15 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
 
     def train(self, seconds: float, steps: int) -> None:
         """Train at the present size for `seconds` at least, and until its speed is measured over `steps` steps. Raises
-        JobError if no step is done in `CHANGE_TIMEOUT_S`."""
+        JobError if no step at this size is measured in `CHANGE_TIMEOUT_S`, such as after the loss of a node."""
         size = (len(self.nodes), len(set(self.nodes)))
-        earliest, report = time.monotonic() + seconds, self.report()
-        while time.monotonic() < earliest or steps > sum(
-            one.count for one in report.throughput if (one.workers, one.nodes) == size
-        ):
-            report = self.steps(1)
+
+        def measured(report: JobReport) -> int:
+            return sum(one.count for one in report.throughput if (one.workers, one.nodes) == size)
+
+        earliest, done = time.monotonic() + seconds, measured(self.report())
+        while time.monotonic() < earliest or done < steps:
+            done = measured(self.until(lambda now, known=done: measured(now) > known))  # type: ignore[misc]
 
     def stop(self) -> JobReport | None:
         """End the job with a checkpoint. Returns the last report, or None if the controller was gone already."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import file_there
@@ -70,7 +70,7 @@ class OptionSettings(Settings):
         if self.type == "choice":
             found = [one for one in self.choices if one == value]
             if type(value) in (int, float):  # clients read texts such as 16, 0.10 and 1e-4 as numbers
-                same = [one for one in self.choices if _number(one) == value]
+                same = [one for one in self.choices if one == str(value) or _number(one) == value]
                 found = [one for one in same if one == str(value)] or same
             if found:
                 return found[0]
@@ -168,6 +168,12 @@ class WebSettings(Settings):
     """Address that receives a POST when a job ends, with `text` for people and the `job`. Default: no webhook."""
     oidc: OidcSettings | None = None
     """Single sign-on. Default: users sign in only with tokens."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_an_address(cls, webhook: str | None) -> str | None:
+        _ = webhook and urlsplit(webhook).port  # raises ValueError for brackets that do not close and wrong ports
+        return webhook
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:

@@ -68,9 +68,11 @@ def _named(root: Path, chosen: Path) -> Iterator[tuple[str, Path]]:
         raise ConfigError(f"--files {chosen}: there is no such file or folder")
     if not path.is_relative_to(root):
         raise ConfigError(f"--files {chosen}: expected a path in the folder of the script, {root}")
-    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+    with refusals_as(ConfigError, f"--files {chosen}: cannot read the folder"):
+        files = [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
+    for file in files:
         inside = file.relative_to(path).parts
-        if not file.is_file() or any(part.startswith(".") or part == "__pycache__" for part in inside):
+        if any(part.startswith(".") or part == "__pycache__" for part in inside):
             continue
         name = file.relative_to(root).as_posix()
         if not _is_plain(name):

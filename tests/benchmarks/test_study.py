@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rlpto.io.errors import ConfigError
-from rlpto.io.sources import FILES
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -119,13 +118,6 @@ def test_a_study_without_its_data_leaves_its_page_as_it_is(
     assert f"stopping skipped: no real data at {tmp_path}/profiles (set RLPTO_DATA)" in said
     assert f"generated skipped: no real data at {tmp_path}/traces/philly.csv.gz (set RLPTO_DATA)" in said
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]
-
-
-def test_measurements_are_kept_for_one_state_of_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert study.FILES == FILES, "of agents/, envs/ and forecasting/ too, which are links in a checkout"
-    before = study.sources_digest()
-    monkeypatch.setattr(study, "FILES", "of a changed package")
-    assert study.sources_digest() != before
 
 
 def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:

@@ -58,8 +58,9 @@ def test_a_card_is_written_if_it_is_asked_for(rlpto, tmp_path: Path) -> None:
     assert not (tmp_path / "b.md").exists()
     rlpto("export", tmp_path / "a.safetensors", "-o", "", "--card").assert_refused("expected the name of a file")
     shutil.copyfile(tmp_path / "a.safetensors", tmp_path / "last.safetensors")
-    for run in (tmp_path, tmp_path / "last.safetensors"):
-        rlpto("export", run, "-o", tmp_path / "last.safetensors").assert_refused("this command reads it")
+    shutil.copyfile(tmp_path / "a.safetensors", tmp_path / "best.safetensors")
+    rlpto("export", tmp_path, "-o", tmp_path / "last.safetensors").assert_refused("a checkpoint of a run, expected")
+    rlpto("export", tmp_path, "-o", tmp_path / "best.safetensors").assert_refused("this command reads it")
     for name, write in (("notes", lambda path: path.write_text("mine")), ("folder", lambda path: path.mkdir())):
         write(tmp_path / f"{name}.md")
         answer = rlpto("export", tmp_path / "a.safetensors", "-o", tmp_path / f"{name}.safetensors", "--card")

@@ -32,7 +32,9 @@ def test_import_writes_a_trace_and_says_what_was_left_out(rlpto, project: Path) 
     assert rlpto("trace", "import", "auto", "x.csv", "-o", "p.parquet").code == 0
     rlpto("trace", "import", "phily", "x.csv", "-o", "q.parquet").assert_refused("did you mean philly")
     write_lines(project / "log.json", '{"jobs": []}')
-    rlpto("trace", "import", "philly", "log.json", "-o", "q.parquet").assert_refused("log.json:1", "expected a JSON list")
+    rlpto("trace", "import", "philly", "log.json", "-o", "q.parquet").assert_refused(
+        "log.json:1", "expected a JSON list"
+    )
 
 
 @pytest.mark.parametrize("verb", [("trace", "import", "auto"), ("trace", "calibrate"), ("forecast", "fit")])
@@ -40,6 +42,7 @@ def test_no_command_replaces_the_file_that_it_reads(rlpto, project: Path, verb: 
     write_lines(project / "mine.csv", *LINES)
     (project / "link.csv").symlink_to("mine.csv")
     before = (project / "mine.csv").read_text()
+    rlpto("trace", "generate", "--like", "mine.csv", "-o", "link.csv").assert_refused("this command reads it")
     rlpto(*verb, "mine.csv", "-o", "link.csv").assert_refused("--out link.csv: this command reads it")
     assert (project / "mine.csv").read_text() == before
 

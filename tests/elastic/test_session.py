@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from rlpto import elastic
 from rlpto.elastic import Session
@@ -303,6 +303,13 @@ def test_what_lightning_has_trained_loads_into_the_module(capsys: pytest.Capture
     assert torch.equal(other.line.weight, module.line.weight)
 
 
+class Stream(IterableDataset[Tensor]):
+    """A stream of a known length."""
+
+    def __len__(self) -> int:
+        return 7
+
+
 @pytest.mark.skipif(find_spec("lightning") is None, reason="needs the extra lightning")
 def test_data_and_schedules_that_lightning_would_use_otherwise_are_refused() -> None:
     from lightning import LightningModule
@@ -326,6 +333,8 @@ def test_data_and_schedules_that_lightning_would_use_otherwise_are_refused() -> 
     fit(Scheduled(interval="step"), DATA, batch_size=5)
     with pytest.raises(JobError, match="samples by index, got DataLoader"):
         fit(Scheduled(interval="step"), DataLoader(TensorDataset(DATA)))  # type: ignore[arg-type]
+    with pytest.raises(JobError, match="samples by index, got Stream"):
+        fit(Scheduled(interval="step"), Stream())
     for module in (Scheduled(), Scheduled(interval="epoch"), Scheduled(interval="step", frequency=2)):
         with pytest.raises(JobError, match="whose interval is step at most, got SGD, a scheduler of epochs"):
             fit(module, DATA)

@@ -169,7 +169,7 @@ def test_files_of_a_provisioner_are_in_the_outcome_of_rented_nodes(tmp_path: Pat
 
 def test_a_report_counts_rented_nodes() -> None:
     nodes = "cluster.nodes=[{count: 2, gpus: 4}, {gpus: 8, rented: {least: 1, most: 3}}]"
-    said = "2 nodes x 4 GPUs and 1 to 3 rented nodes x 8 GPUs, 32 GPUs in all"
+    said = "2 nodes x 4 GPUs and 1 to 3 rented nodes x 8 GPUs, at most 32 GPUs in all"
     assert run_facts(load_config("rented", [nodes]))["Cluster"] == said
 
 

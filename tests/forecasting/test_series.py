@@ -77,7 +77,8 @@ def test_impossible_counts_and_other_shapes_are_refused() -> None:
     assert "give their step" in refused([1.0, 2.0])
     for square in (np.zeros((3, 2)), TimeSeries(np.zeros((3, 2)), 60.0)):
         assert "one dimension" in refused(square, 60)
-    assert "expected numbers" in refused(["many"], 60)
+    for wrong in ("many", 10**400):
+        assert "expected numbers" in refused([wrong], 60)
     assert "expected 600 s" in refused(TimeSeries(np.ones(3), 60.0), 600)
     assert "one timestamp" in refused(hourly([1.0]))
     assert "RangeIndex" in refused(pd.Series([1.0, 2.0]))

@@ -127,15 +127,15 @@ def test_gavel_takes_turns_in_proportion_to_the_programme() -> None:
 
 
 def test_time_before_gavel_decides_counts_for_no_job() -> None:
-    """Job 1 has existed for 600 s when Gavel takes over after an hour. It takes turns with job 2 at once."""
+    """Two of three jobs have trained for up to an hour when Gavel takes over. All take turns at once."""
     jobs = [job(j, submit=submit, epochs=1e4) for j, submit in enumerate((0.0, 3000.0, 3300.0))]
     cluster = make_cluster(jobs, linear_tables(), (2,), decide_on="interval", interval=60.0)
-    policy, turns = make_policy("fifo>3600:gavel:round=60"), 0
-    while cluster.time < 4200.0:
+    policy, turns = make_policy("fifo>3600:gavel:round=60"), np.zeros(3)
+    while cluster.time < 5400.0:
         nodes = decide(cluster, policy)
-        turns += cluster.time >= 3600.0 and len(nodes[1]) > 0
+        turns += cluster.time >= 3600.0 and np.array([len(nodes[j]) > 0 for j in range(3)])
         cluster.advance()
-    assert turns >= 3
+    assert turns / turns.sum() == pytest.approx(1 / 3, abs=0.07)
 
 
 def test_a_job_starves_only_while_one_kind_has_the_gpus_it_asked_for() -> None:

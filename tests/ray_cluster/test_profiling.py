@@ -57,15 +57,16 @@ def test_sizes_are_powers_of_two_and_what_lies_between_and_those_that_fit_on_one
 
 
 class Slow(CommandedJob):
-    """A job with one worker in virtual time. step: seconds of a step. stops: when it makes no more of them [s]."""
+    """A job with two workers in virtual time. step: seconds of a step. lost: when one is lost [s], after which the
+    other trains on."""
 
-    def __init__(self, step: float, stops: float = math.inf) -> None:
-        self.spec, self.nodes = make_spec(Path("nowhere")), ("a",)
-        self.now, self._step, self._stops = 0.0, step, stops
+    def __init__(self, step: float, lost: float = math.inf) -> None:
+        self.spec, self.nodes = make_spec(Path("nowhere")), ("a", "a")
+        self.now, self._step, self._lost = 0.0, step, lost
 
     def report(self) -> JobReport:
-        done = int(min(self.now, self._stops) / self._step)
-        return JobReport("job", step=done, throughput=(Measured(1, 1, 1.0, done), Measured(2, 1, 1.0, 99)))
+        both, done = int(min(self.now, self._lost) / self._step), int(self.now / self._step)
+        return JobReport("job", step=done, throughput=(Measured(2, 1, 1.0, both), Measured(1, 1, 1.0, done - both)))
 
     def sleep(self, _: float) -> None:
         self.now += 1.0
@@ -76,7 +77,7 @@ def test_a_measurement_takes_as_long_as_it_needs_while_there_are_steps(monkeypat
         monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda job=job: job.now, sleep=job.sleep))
         job.train(least, 20)
         assert job.now == pytest.approx(expected, abs=2.0)
-    job = Slow(2.0, stops=500.0)
+    job = Slow(2.0, lost=500.0)
     monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: job.now, sleep=job.sleep))
     with pytest.raises(JobError, match="has made no progress within 300 s"):
         job.train(1000.0, 20)

@@ -36,6 +36,8 @@ LONG = "x" * 65
         ("web: {host: 0.0.0.0}", "s.yaml:2: web: host 0.0.0.0 can be reached by others"),
         ("web: {certificate: a.pem}", "certificate and key are given together"),
         ("web: {webhook: 'https://chat/ü'}", "s.yaml:2: web.webhook: expected text that matches"),
+        ("web: {webhook: 'https://[chat/x'}", "s.yaml:2: web.webhook"),
+        ("web: {webhook: 'https://chat:high/x'}", "s.yaml:2: web.webhook"),
         ("on_stop: leave", "s.yaml:2: on_stop: expected 'keep' or 'end'"),
         ("programs: {../x: {program: {}}}", "programs"),
         (f"programs: {{x: {{{TRAINS}, options: {{lr: {{type: number}}}}}}}}", "needs a minimum and a maximum"),
@@ -76,3 +78,5 @@ def test_a_number_that_is_typed_for_a_choice_is_that_choice() -> None:
     option = OptionSettings(type="choice", choices=("16", "0.5", "0.10", "1e-4", "0.1"))
     assert [option.checked(value) for value in (16, 0.5, 0.1, 1e-4)] == ["16", "0.5", "0.1", "1e-4"]
     assert OptionSettings(type="choice", choices=("sgd", "0.10")).checked(0.1) == "0.10"
+    large = 2**53 + 1  # no float
+    assert OptionSettings(type="choice", choices=(str(large),)).checked(large) == str(large)

@@ -21,8 +21,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlpto.io.errors import ClusterError
+from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.io.files import alone_in, write_text
+from rlpto.io.paths import state_folder
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment, refuses
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
@@ -82,13 +83,16 @@ def state_file() -> Path:
     named = os.environ.get("RLPTO_STATE")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "rlpto" / "cluster.json"
+    return state_folder() / "cluster.json"
 
 
 def noted_cluster() -> StartedCluster | None:
     """The cluster of the state file, whether or not fully started and alive. Raises ClusterError if the file is
     broken."""
-    path = state_file()
+    try:
+        path = state_file()
+    except ConfigError:  # this user has no folder for it
+        return None
     try:
         return TypeAdapter(StartedCluster).validate_json(path.read_bytes())
     except FileNotFoundError:

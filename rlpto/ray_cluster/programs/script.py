@@ -23,7 +23,7 @@ from greenlet import greenlet
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram
@@ -120,7 +120,7 @@ class Session:
         """
         if isinstance(data, DataLoader):
             collate, data = data.collate_fn, data.dataset
-        if data is not None and not hasattr(data, "__getitem__"):
+        if isinstance(data, IterableDataset) or (data is not None and not hasattr(data, "__getitem__")):
             raise JobError(f"job.batches: expected data that give samples by index, got {type(data).__name__}")
         while self._turn is not None:
             turn = self._dealt = self._turn

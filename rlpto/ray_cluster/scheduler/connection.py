@@ -101,7 +101,11 @@ class Connection(ExitStack):
             )
             taken = asked()
             usual = Path(os.path.expanduser("~/.ray/auth_token"))
-            if not (taken or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH)) and usual.is_file():
+            if (
+                not (taken or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH))
+                and usual.is_absolute()
+                and usual.is_file()
+            ):
                 self.enter_context(ray_environment(more={AUTH_MODE: "token", AUTH_TOKEN_PATH: str(usual)}))
                 taken = asked()
             if not taken:

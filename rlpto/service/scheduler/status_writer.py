@@ -48,7 +48,8 @@ class CurveWriter:
         self._curves: dict[str, Curve] = {}
 
     def __call__(self, tracker: JobTracker, report: JobReport, last: bool) -> None:
-        """Add a job's newest report. last: whether its controller reports no more, so that the curve ends with it."""
+        """Add a job's newest report. last: whether its controller reports no more; the report then becomes a
+        point whenever the last one was."""
         if (curve := self._curves.get(report.job)) is None:  # a previous scheduler may have begun it
             ((newest,),) = tracker.database.rows("SELECT max(at) FROM points WHERE job = ?", (report.job,))
             curve = Curve() if newest is None else Curve(newest - tracker.database.wall(0.0))

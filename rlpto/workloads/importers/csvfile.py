@@ -51,8 +51,8 @@ def read_csv(
     optional: Sequence[str] = (),
     headerless: Sequence[str] = (),
 ) -> tuple[Columns, Lines]:
-    """Read the columns of a csv file, and their lines; lines without any field do not count. The header determines the
-    separator.
+    """Read the columns of a csv file, and their lines; blank lines, and rows whose fields are all empty, do not count.
+    The header determines the separator.
 
     required: columns that the file must have, in any order among others. optional: columns read if they exist. `X.gpu`
     and `X.gpu_type` are number and type of the GPUs in a column X in sacct's format, such as cpu=8,gres/gpu:a100=2.
@@ -68,10 +68,11 @@ def read_csv(
     header, place = [name.strip() for name in fields(numbered[0][1])], f"{path}:{numbered[0][0]}"
     if len(header) > _MOST_COLUMNS:
         raise TraceError(f"{place}: more than {_MOST_COLUMNS} columns, expected {','.join(required)}")
+    numbered = [row for row in numbered if row[1].strip(f'{separator}" \n')]
     if headerless and not set(required) & set(header):
         header = list(headerless)
     else:
-        numbered = [row for row in numbered[1:] if row[1].strip(f'{separator}" \n')]
+        numbered = numbered[1:]
         missing = [name for name in required if _source(name, header) not in header]
         if missing:
             apart = ", separated by , ; | or tab" if len(header) == 1 else ""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 class Table:
     """A format. All fields but `begins` and the flags are names of columns, or empty texts if there is no such column.
 
-    begins: start of the header line. name: a job's name; without this column, jobs are named after their lines.
+    begins: start of the header line. name: a job's name; a job without a name is named after its line.
     duration: in seconds. start, end: a job has run from start to end; if either is missing, `duration` counts. A job
     without a start never ran. optional: columns that may be missing. gpu_share: thousandths of each of `gpus`.
     workers: number of workers, each with `gpus`. state: state of a job; the duration of a running job is unknown.
