@@ -112,7 +112,7 @@ class Cluster:
 
     def raylet(self, host: int) -> bool:
         """True if Ray runs on a host."""
-        return any(arguments_of(pid)[0].endswith("/raylet") for pid in self.hosts[host].processes())
+        return any(first.endswith("/raylet") for pid in self.hosts[host].processes() for first in arguments_of(pid)[:1])
 
     def rlpto(self, *arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
         """Start a command of `rlpto` on the head; its lines are in `said.log`."""
