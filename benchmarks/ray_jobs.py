@@ -134,7 +134,7 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
 # Hosts --------------------------------------------------------------------------------------------------------------
 
 
-def hosts(repeats: int) -> Found:  # noqa: ARG001 - half an hour: once
+def hosts(repeats: int) -> Found:  # noqa: ARG001 - 25 minutes: once
     """Faults of hosts and of the network while a job has workers on two hosts, which are namespaces of this machine."""
     from tests.hosts import spanning
 

@@ -16,8 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import dropwhile, pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -199,6 +201,13 @@ class Evaluation:
         """Look for some seconds."""
         self.until(lambda _: False, seconds)
 
+    def watch_while(self, act: Callable[[], None]) -> None:
+        """Look while another thread acts: the job trains meanwhile."""
+        with ThreadPoolExecutor(1) as thread:
+            acting = thread.submit(act)
+            self.until(lambda _: acting.done())
+            acting.result()
+
     def spans(self, started: Callable[[], bool] = lambda: True, seconds: float = WAIT_S) -> bool:
         """Wait until the job has made `STEPS` steps on all GPUs of both hosts, or something has not `started`; False if
         neither comes within `seconds` (more on a busy machine)."""
@@ -363,7 +372,7 @@ def suffer(job: Evaluation, fault: Fault) -> Outcome:
         assert job.spans(lambda: job.cluster.raylet(fault.host)), job.said()
         if job.cluster.raylet(fault.host):
             break
-        job.cluster.ray_start(fault.host)
+        job.watch_while(partial(job.cluster.ray_start, fault.host))
         restarted = True
     whole = time.monotonic()
     job.watch(2 * PAUSE_S)  # until its newest checkpoint is from after the fault
