@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.extras import extras
-from rlpto.io.files import whole_file, write_text
-from rlpto.io.paths import state_folder
+from rlpto.io.files import state_folder, whole_file, write_text
 from rlpto.store.jobs import ENDED
 
 with extras():

@@ -107,7 +107,7 @@ def test_authorities_are_read_only_where_something_is_encrypted(
 def test_without_a_home_folder_no_service_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XDG_STATE_HOME", "RLPTO_SERVICE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("rlpto.io.paths.os.path.expanduser", lambda path: path)  # as for a user without a home
+    monkeypatch.setattr("rlpto.io.files.os.path.expanduser", lambda path: path)  # as for a user without a home
     monkeypatch.chdir(tmp_path)
     assert not service_is_known()
     with pytest.raises(ConfigError, match=r"no home folder: expected a folder for state in \$XDG_STATE_HOME"):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlpto.io.errors import ConfigError
-from rlpto.io.files import is_there
 from rlpto.io.terminal import printable, say
 
 if TYPE_CHECKING:
@@ -45,7 +44,9 @@ class Verb:
 
 def keep_input(out: Path, given: Path) -> None:
     """Raise ConfigError if a command would replace a file that it reads."""
-    if is_there(out) and is_there(given) and out.samefile(given):
+    from rlpto.io.files import file_there
+
+    if file_there(out) and file_there(given) and out.samefile(given):
         raise ConfigError(f"--out {out}: this command reads it, expected the name of another file")
 
 

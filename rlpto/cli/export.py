@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlpto import __version__
-from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, keep_input, make_console
+from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console
 from rlpto.io.errors import CheckpointError, ConfigError, RlptoError
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def export(
     if card:
         check_target(out.with_suffix(".md"))
     checkpoint = run if file_there(run) else run_file(run)
-    keep_input(out, checkpoint)
     if out.name in (BEST, LAST) and is_there(out):
         raise ConfigError(f"--out {out}: a checkpoint of a run, expected the name of another file")
     known: list[str] = []

@@ -84,6 +84,14 @@ def alone_in(folder: Path, busy: str, error: type[RlptoError] = CheckpointError)
         lock.close()
 
 
+def state_folder() -> Path:
+    """Folder of this user's state: in $XDG_STATE_HOME, or the home folder. Raises ConfigError if there is neither."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "rlpto")
+    if folder.parts[0] == "~":
+        raise ConfigError("this user has no home folder: expected a folder for state in $XDG_STATE_HOME")
+    return folder
+
+
 def is_there(path: Path) -> bool:
     """Whether a file or folder exists; False, unlike `path.exists()`, for a path too long or without permission."""
     return os.path.exists(path)

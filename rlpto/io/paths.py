@@ -9,8 +9,6 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ValidationInfo
 
-from rlpto.io.errors import ConfigError
-
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 
 
@@ -22,14 +20,6 @@ PROFILES = Path(__file__).resolve().parents[1] / "performance" / "profiles"
 _EXAMPLE_ENDINGS = (".yaml", ".safetensors")
 _OTHER_EXAMPLES = ("service",)
 """Files in the folder of experiments that are not experiments: settings of the job service."""
-
-
-def state_folder() -> Path:
-    """Folder of this user's state: in $XDG_STATE_HOME, or the home folder. Raises ConfigError if there is neither."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "rlpto")
-    if folder.parts[0] == "~":
-        raise ConfigError("this user has no home folder: expected a folder for state in $XDG_STATE_HOME")
-    return folder
 
 
 def example_config(name: str | Path, endings: tuple[str, ...] = _EXAMPLE_ENDINGS) -> Path | None:

@@ -6,22 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import yaml
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetPydanticSchema,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from rlpto.io.arrays import FloatArray, IntArray
@@ -108,15 +99,6 @@ class GpuTypeSpeed:
     throughput_p90: Annotated[float, Field(ge=0)] | None = None
 
 
-def _without_doubles(given: Any) -> Any:
-    """Return a mapping by names of GPU types. Raises ValueError if two names differ only in case."""
-    lower = sorted(str(name).lower() for name in given) if isinstance(given, dict) else []
-    if len(set(lower)) < len(lower):
-        twice = next(a for a, b in pairwise(lower) if a == b)
-        raise ValueError(f"GPU type {twice} is there twice, expected names that differ in more than case")
-    return given
-
-
 @dataclass(frozen=True)
 class Profile:
     """A model to train, as fitted parameters.
@@ -143,7 +125,7 @@ class Profile:
     accuracy: AccuracyCurve
     rescale_delay: Annotated[float, Field(ge=0, le=1e6)]
     errors: FitErrors
-    gpu_types: Annotated[dict[LowerCase, GpuTypeSpeed], BeforeValidator(_without_doubles)] = field(default_factory=dict)
+    gpu_types: dict[LowerCase, GpuTypeSpeed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         batch = self.batch
@@ -326,10 +308,17 @@ def load_file(path: Path) -> dict[str, Profile]:
 
 
 def _profile(file: YamlFile) -> Profile:
+    speeds = file.data.get("gpu_types") if isinstance(file.data, dict) else None
     try:
-        if isinstance(file.data, dict) and file.data.get("gpu_types") and "throughput" not in file.data:
-            first = next(iter(file.data["gpu_types"].values())) if isinstance(file.data["gpu_types"], dict) else None
+        if speeds and "throughput" not in file.data:
+            first = next(iter(speeds.values())) if isinstance(speeds, dict) else None
             file.data["throughput"] = first.get("throughput") if isinstance(first, dict) else None
+        names = [str(gpu) for gpu in speeds] if isinstance(speeds, dict) else []
+        lower = [name.lower() for name in names]
+        for at, name in enumerate(names):
+            if name.lower() in lower[:at]:
+                place = file.place(("gpu_types", name))
+                raise ProfileError(f"{place}: gpu_types.{name}: there in another case, expected different names")
         # Through JSON, where strict validation accepts a list for a tuple but only numbers for numbers.
         with parsing(file.path, "a profile", ProfileError):
             content = json.dumps(file.data, default=str)

@@ -4,7 +4,7 @@ import math
 import re
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
@@ -307,7 +307,10 @@ class Stream(IterableDataset[Tensor]):
     """A stream of a known length."""
 
     def __len__(self) -> int:
-        return 7
+        return len(DATA)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(DATA)
 
 
 @pytest.mark.skipif(find_spec("lightning") is None, reason="needs the extra lightning")

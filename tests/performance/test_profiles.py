@@ -72,7 +72,7 @@ def broken(builtin: Mapping[str, Profile], tmp_path: Path, key: str, value: obje
         ("samples", float("nan"), "samples: expected a finite number, got nan"),
         ("throughput.alpha_c", float("inf"), "throughput.alpha_c: expected a finite number, got inf"),
         ("accuracy.scale", float("inf"), "accuracy.scale: expected a finite number, got inf"),
-        ("gpu_types", {"T4": {}, "t4": {}}, "gpu_types: GPU type t4 is there twice"),
+        ("gpu_types", {"T4": {}, "t4": {}}, "gpu_types.t4: there in another case"),
         ("noise.epochs", [0.0, float("inf")], "noise.epochs.1: expected a finite number, got inf"),
         ("throughput.gamma", 0.5, r"throughput.gamma: expected greater than or equal to 1, got 0.5"),
         ("throughput.law", "amdahl", "throughput: expected law to be one of pollux, parameter_server, table, got"),

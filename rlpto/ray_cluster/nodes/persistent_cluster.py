@@ -22,8 +22,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.io.files import alone_in, write_text
-from rlpto.io.paths import state_folder
+from rlpto.io.files import alone_in, state_folder, write_text
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment, refuses
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
