@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, comparing them by digest, and locking them."""
+"""Writing files whole or not at all, comparing and locking them, and the folder of a user's state."""
 
 from __future__ import annotations
 

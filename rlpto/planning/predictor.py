@@ -77,7 +77,7 @@ def predict(snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: 
 
 
 class _Numbered:
-    """A policy in the scratch cluster of a snapshot, where jobs are numbered anew.
+    """A policy in the scratch cluster of a snapshot, where jobs have other numbers.
 
     The policy is shown the numbers of the snapshot's cluster, because it may remember jobs by them. Jobs that arrive in
     the scratch cluster are numbered from `Snapshot.following` on.

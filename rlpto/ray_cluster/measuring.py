@@ -135,9 +135,12 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         def measured(report: JobReport) -> int:
             return sum(one.count for one in report.throughput if (one.workers, one.nodes) == size)
 
+        def has_more(report: JobReport) -> bool:
+            return measured(report) > done
+
         earliest, done = time.monotonic() + seconds, measured(self.report())
         while time.monotonic() < earliest or done < steps:
-            done = measured(self.until(lambda now, known=done: measured(now) > known))  # type: ignore[misc]
+            done = measured(self.until(has_more))
 
     def stop(self) -> JobReport | None:
         """End the job with a checkpoint. Returns the last report, or None if the controller was gone already."""

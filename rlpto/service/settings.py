@@ -68,12 +68,11 @@ class OptionSettings(Settings):
                 return value
             raise ValueError("expected true or false")
         if self.type == "choice":
-            found = [one for one in self.choices if one == value]
-            if type(value) in (int, float):  # clients read texts such as 16, 0.10 and 1e-4 as numbers
-                same = [one for one in self.choices if one == str(value) or _number(one) == value]
-                found = [one for one in same if one == str(value)] or same
-            if found:
-                return found[0]
+            typed = type(value) in (int, float)  # clients read texts such as 16, 0.10 and 1e-4 as numbers
+            text = str(value) if typed else value
+            equal = [one for one in self.choices if typed and _number(one) == value]
+            if text in self.choices or equal:
+                return str(text) if text in self.choices else equal[0]
             raise ValueError(f"expected one of {', '.join(self.choices)}")
         whole = self.type == "integer"
         low, high = self.minimum or 0.0, self.maximum or 0.0

@@ -226,12 +226,12 @@ def test_a_run_whose_path_would_end_a_policys_options_is_refused(name: str) -> N
         with_agents(Config(name="x"), Path("runs") / name)
 
 
-def test_an_agent_that_rents_nodes_needs_no_other_policy_beside_it(tmp_path: Path) -> None:
+def test_an_agent_that_rents_nodes_needs_no_other_policy(tmp_path: Path) -> None:
     config = load_config("rented", ["policies=[srtf@spare, fifo]"])
     begin_run(tmp_path, config)
     (tmp_path / "best.safetensors").touch()
     agent = f"agent:label=agent,run={tmp_path}"
     alone = with_agents(config.model_copy(update={"policies": ()}), tmp_path)
     assert alone.policies == (f"srtf@{agent}",), "as the run has it"
-    beside = with_agents(config.model_copy(update={"policies": ("las",)}), tmp_path)
-    assert beside.policies == (f"las@{agent}", "las")
+    both = with_agents(config.model_copy(update={"policies": ("las",)}), tmp_path)
+    assert both.policies == (f"las@{agent}", "las")
