@@ -41,7 +41,7 @@ from numba.core.targetconfig import TargetConfig
 from numba.extending import register_jitable, typeof_impl
 
 from rlpto.io.errors import CheckpointError
-from rlpto.io.files import FileLock, write_text
+from rlpto.io.files import FileLock, in_home, write_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -307,9 +307,9 @@ def cache_folder() -> str | None:
 
     The folder is marked as used, and folders of versions that were used longest ago are deleted.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    parent = Path(_CONFIG.CACHE_DIR or Path(home, "rlpto"))
-    if parent.parts[0] == "~":  # the user has no home folder
+    usual = in_home("XDG_CACHE_HOME", ".cache")
+    parent = Path(_CONFIG.CACHE_DIR) if _CONFIG.CACHE_DIR else usual and usual / "rlpto"
+    if parent is None:
         return None
     note = parent / f"sources-{hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:16]}"
     folder = parent / f"rlpto-{noted_digest(PACKAGE, note)}-numba-{numba.__version__}"

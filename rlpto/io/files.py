@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, comparing and locking them, and the folder of a user's state."""
+"""Writing files whole or not at all, comparing and locking them, and folders of a user."""
 
 from __future__ import annotations
 
@@ -84,12 +84,20 @@ def alone_in(folder: Path, busy: str, error: type[RlptoError] = CheckpointError)
         lock.close()
 
 
+def in_home(variable: str, usual: str) -> Path | None:
+    """The folder named by an environment variable, or the usual path in this user's home; None if there is neither."""
+    named, home = os.environ.get(variable), os.path.expanduser("~")
+    if named:
+        return Path(named)
+    return None if home == "~" else Path(home, usual)
+
+
 def state_folder() -> Path:
     """Folder of this user's state: in $XDG_STATE_HOME, or the home folder. Raises ConfigError if there is neither."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "rlpto")
-    if folder.parts[0] == "~":
+    folder = in_home("XDG_STATE_HOME", ".local/state")
+    if folder is None:
         raise ConfigError("this user has no home folder: expected a folder for state in $XDG_STATE_HOME")
-    return folder
+    return folder / "rlpto"
 
 
 def is_there(path: Path) -> bool:

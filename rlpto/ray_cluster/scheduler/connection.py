@@ -23,6 +23,7 @@ from typing import Any
 
 import rlpto
 from rlpto.io.errors import ClusterError, ConfigError, JobError, refusals_as
+from rlpto.io.files import in_home
 from rlpto.ray_cluster.controllers import alive_nodes
 from rlpto.ray_cluster.messages import JobSpec, reason_of
 from rlpto.ray_cluster.nodes.environment import (
@@ -100,13 +101,10 @@ class Connection(ExitStack):
                 takes_token, address.removeprefix(CLIENT), REACH_TIMEOUT_S, client=address.startswith(CLIENT)
             )
             taken = asked()
-            usual = Path(os.path.expanduser("~/.ray/auth_token"))
-            if (
-                not (taken or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH))
-                and usual.is_absolute()
-                and usual.is_file()
-            ):
-                self.enter_context(ray_environment(more={AUTH_MODE: "token", AUTH_TOKEN_PATH: str(usual)}))
+            token = in_home(AUTH_TOKEN_PATH, ".ray/auth_token")
+            given = taken or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH)
+            if not given and token is not None and token.is_file():
+                self.enter_context(ray_environment(more={AUTH_MODE: "token", AUTH_TOKEN_PATH: str(token)}))
                 taken = asked()
             if not taken:
                 raise ClusterError(refused)
