@@ -64,6 +64,7 @@ def test_the_agent_of_a_file_decides_as_it_did_under_training(setup, trained, tm
     assert not np.array_equal(own, play_windows(setup, setup.heuristic))
 
 
+@pytest.mark.slow
 def test_an_agent_that_learnt_from_forecasts_gets_them_in_an_evaluation(tmp_path, monkeypatch):
     monkeypatch.setattr(demand_network, "MOST_UPDATES", 20)  # that there are forecasts counts here, not how good
     experiment = of_trace(tmp_path, "jobs.parquet", {}, *CHANGES)

@@ -45,6 +45,7 @@ def test_a_run_folder_holds_everything_about_a_run(rlpto, project: Path) -> None
     assert list((folder / "plots").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_the_folder_alone_reproduces_the_run_in_any_number_of_processes(rlpto) -> None:
     assert rlpto("evaluate", "exp.yaml", "--no-report", "--quiet") == (0, "", "")
     rlpto("evaluate", "runs/small/config.resolved.yaml", "--no-report", "-q", "--run-dir", "again", "--jobs", 2)

@@ -117,6 +117,7 @@ def test_a_model_that_ends_early_knows_nothing_of_what_comes_after(rlpto, folder
     rlpto("forecast", "fit", "clockless.csv", "--end", "2020-04-08", *naive).assert_refused("local times unknown")
 
 
+@pytest.mark.slow
 def test_demand_by_minute_is_scored_and_fitted(rlpto, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlpto.forecasting import demand_network
     from rlpto.forecasting.demand import load_demand

@@ -81,7 +81,10 @@ except ImportError as missing:
 @pytest.mark.parametrize(
     ("package", "extra", "arguments"),
     [
-        ("ray", "ray", ("evaluate", "ray_smoke", "--cluster", "ray", "--policies", "fifo")),
+        pytest.param(
+            *("ray", "ray", ("evaluate", "ray_smoke", "--cluster", "ray", "--policies", "fifo")),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("optuna", "ray", ("sweep", "quickstart", "--space", "space.yaml"), marks=pytest.mark.slow),
         ("httpx2", "service", ("jobs",)),
         ("httpx2", "service", ("serve", "service")),

@@ -37,8 +37,8 @@ def error(forecaster: Forecaster, series: TimeSeries, origins: IntArray, horizon
 MAKERS: dict[str, Callable[[], Forecaster]] = {
     **{name: lambda name=name: make_forecaster(name) for name in METHODS},
     "trees": lambda: TreesForecaster(horizon=6, rows=2000),
-    "gru": lambda: GruForecaster(horizon=6, hidden=8, updates=30),
-    "hybrid": lambda: HybridForecaster(horizon=6, hidden=8, updates=40),
+    "gru": lambda: GruForecaster(horizon=6, hidden=8, updates=10),
+    "hybrid": lambda: HybridForecaster(horizon=6, hidden=8, updates=10),
 }
 """One of every kind."""
 

@@ -31,6 +31,7 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_another_process_predicts_under_a_policy_of_a_file(mine: Path) -> None:
     made, said = list[Predictions](), list[str]()
     predictor = Predictor(QueueSettings(), SimulatorSettings(), made.append, said.append, 0.0)

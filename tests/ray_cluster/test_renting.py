@@ -167,6 +167,7 @@ def test_jobs_leave_a_node_that_is_not_worth_its_price_and_lose_nothing(tmp_path
     assert measure(real)["cost"] == pytest.approx(measure(simulated)["cost"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_node_whose_end_cannot_be_announced_stays_rented_and_is_returned_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,10 +78,9 @@ def once(command: subprocess.Popen[str], holds: Callable[[], bool]) -> None:
     assert command.poll() is None, command.communicate()[1]
 
 
-def test_killed_processes_change_no_digit(ray_cluster: LocalCluster, project: Path) -> None:
+def test_a_killed_process_changes_no_digit(ray_cluster: LocalCluster, project: Path) -> None:
     with start(project, "far", f"--workers={ray_cluster.address}") as command:
-        for _ in range(2):
-            kill_one(command, ray_cluster)
+        kill_one(command, ray_cluster)
         finish(command, project, "far")
 
 
