@@ -25,7 +25,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     ("modules", "heavy"),
     [
         ("rlpto.experiments.on_ray, rlpto.ray_cluster.scheduler.cluster, rlpto.ray_cluster.job.controller", {"torch"}),
-        ("rlpto.experiments.environments", {"torch", "stable_baselines3", "matplotlib"}),
+        pytest.param(
+            "rlpto.experiments.environments", {"torch", "stable_baselines3", "matplotlib"}, marks=pytest.mark.slow
+        ),
         ("envs", {"numba", "torch", "stable_baselines3", "matplotlib", "pandas", "scipy", "pydantic"}),
     ],
 )

@@ -35,6 +35,7 @@ from tests.agents.helpers import (
     train_small,
     workload,
 )
+from tests.slow import few
 
 
 def last(folder: Path) -> Archive:
@@ -108,7 +109,7 @@ def test_a_training_goes_on_where_there_are_fewer_gpus(tmp_path: Path, monkeypat
     assert [states.tolist() for states in restored] == [[0] * 16]
 
 
-@pytest.mark.parametrize("where", ["weights", "observation"])
+@pytest.mark.parametrize("where", few(["weights", "observation"], "observation"))
 def test_nan_stops_training_with_the_last_good_checkpoint(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

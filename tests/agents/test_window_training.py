@@ -113,6 +113,7 @@ def learnt_in(path: Path) -> FloatArray:
     return index_weights_of(read_archive(path, FORMATS), path)
 
 
+@pytest.mark.slow
 def test_training_mends_a_poor_start(tmp_path: Path) -> None:
     setup = make_setup(tuple(range(1, 13)))
     poor = replace(setup, start=POOR)

@@ -308,6 +308,7 @@ def test_the_table_ranks_what_is_complete_and_says_what_is_not(submission: Path,
         entries_of([tmp_path / "nowhere"])
 
 
+@pytest.mark.slow
 def test_agents_learn_on_windows_like_those_of_a_case() -> None:
     env = gymnasium.make(f"rlpto.bench:rlpto/Bench-{SMALL}-v{VERSION}")
     observation, _ = env.reset(seed=0)

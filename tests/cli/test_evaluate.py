@@ -158,6 +158,7 @@ class Own(BasePolicy):
 """
 
 
+@pytest.mark.slow
 def test_a_policy_whose_module_was_edited_is_run_again_and_said(rlpto, project: Path) -> None:
     (project / "share.py").write_text("from deeper.more import FIELD\n")
     (project / "deeper").mkdir()
@@ -227,6 +228,7 @@ class Wrong:
 """
 
 
+@pytest.mark.slow
 def test_a_package_adds_published_systems_by_name(rlpto, project: Path, monkeypatch) -> None:
     names = policies_of(SHOCKWAVE)
     install(names, SHOCKWAVE, project / "site", monkeypatch)

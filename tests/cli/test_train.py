@@ -83,6 +83,7 @@ def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Pa
     assert exported.to_dict() == agent.to_dict()
 
 
+@pytest.mark.slow
 def test_an_agent_that_learns_from_windows_is_evaluated_and_planned_with(rlpto, project: Path) -> None:
     windows = ("--set", "agent.learns=windows", "--set", "agent.whole_windows={windows: 64, rollout: 16}")
     answer = rlpto("train", "exp.yaml", *windows)

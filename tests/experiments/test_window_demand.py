@@ -23,6 +23,7 @@ def of_trace(folder: Path, name: str, gpus_of_a_day: dict[int, int], *changes: s
     return Experiment(load_config("rented", [f"workload.path={folder / name}", "provision=forecast", *changes]))
 
 
+@pytest.mark.slow
 def test_a_training_window_is_forecast_by_what_was_learnt_on_the_other_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

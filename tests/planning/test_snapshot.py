@@ -228,6 +228,7 @@ if __name__ == "__main__":
 """A stand-in for the scheduler: it looks ahead, says in which process, and waits to be killed."""
 
 
+@pytest.mark.slow
 def test_it_ends_when_the_scheduler_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "owner.py"
     program.write_text(OWNER)

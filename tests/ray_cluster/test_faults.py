@@ -51,6 +51,7 @@ def test_a_frozen_worker_is_replaced_and_code_that_hangs_is_started_again(
         assert "hangs: no step within" in report.failure
 
 
+@pytest.mark.slow
 def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, c, _ = ray_cluster.node_ids
     counts = [tmp_path / "always", tmp_path / "once"]

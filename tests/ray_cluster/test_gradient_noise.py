@@ -37,6 +37,7 @@ def test_several_workers_find_signal_and_noise(batch: tuple[int, ...]) -> None:
     assert square == pytest.approx(TRUE_SQUARE, abs=0.02 * TRUE_TRACE / total + 0.1)
 
 
+@pytest.mark.slow
 def test_one_worker_finds_them_from_successive_gradients() -> None:
     generator = np.random.default_rng(2)
     model = torch.nn.Linear(DIMENSIONS, 1, bias=False)

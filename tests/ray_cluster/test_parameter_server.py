@@ -86,6 +86,7 @@ def test_growth_that_does_not_come_up_is_rolled_back(ray_cluster: LocalCluster, 
         job.stop()
 
 
+@pytest.mark.slow
 def test_asynchronous_servers_learn(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, architecture="parameter_server", asynchronous=True, epochs=20.0, pace=0.01)

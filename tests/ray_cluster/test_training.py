@@ -304,6 +304,7 @@ def test_a_step_of_several_workers_with_dropout_is_that_of_one(tmp_path: Path) -
     torch.testing.assert_close(mean, gradient(0, 1), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_weights_that_training_unfreezes_are_averaged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     spec = make_spec(tmp_path, training="tests.ray_cluster.programs:Unfrozen", pace=None, epochs=9.0)

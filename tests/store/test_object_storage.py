@@ -203,6 +203,7 @@ def failures(folder: Path) -> str:
     return (folder / "failures.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_slow_server_gets_the_newest_copy(server: Server, tmp_path: Path) -> None:
     server.delay_s = 3.5  # Arrow's own limit is 3 s
     job = folder_of(server, tmp_path / "job")

@@ -146,6 +146,7 @@ class TestPages:
         page.wait_for_selector("#job[data-state=cancelled]")
         assert page.query_selector("#cancel") is None
 
+    @pytest.mark.slow
     def test_a_developer_submits_a_script(self, site: Site, sign_in: Any, tmp_path: Path) -> None:
         page = sign_in("ann")
         page.goto(f"{site.web.address}/submit")
@@ -191,6 +192,7 @@ class TestPages:
             tab.wait_for_selector("text=drained: no job starts")
         status.set_drained(site.store, False)
 
+    @pytest.mark.slow
     def test_allocations_are_read_by_keyboard_and_name_the_hosts(self, sign_in: Any) -> None:
         page = sign_in("root")
         assert "host-2.example" in page.inner_text("#nodes")
@@ -230,6 +232,7 @@ class TestPages:
         page.wait_for_url(f"{site.web.address}/")
         context.close()
 
+    @pytest.mark.slow
     def test_logs_are_text_and_a_single_report_is_shown_around_its_time(self, site: Site, sign_in: Any) -> None:
         page = sign_in("root")
         page.goto(f"{site.web.address}/jobs/{site.ids['running']}")
@@ -288,6 +291,7 @@ class TestPages:
         confirmed(f"{row} button:text-is('Delete')")
         assert get_program(site.store, "mine") == ProgramRow("mine", {"program": {"training": "a:B"}}, "deleted")
 
+    @pytest.mark.slow
     def test_signing_out(self, site: Site, sign_in: Any) -> None:
         page = sign_in("ann")
         page.click("text=Sign out")
