@@ -24,6 +24,7 @@ from rlpto.ray_cluster.worker.training import MOST_LINES, PrintedLines, Trainer
 from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, WorkerGroup, start_store
 from tests.ray_cluster.programs import Tiny, weights_of
 from tests.ray_cluster.running import make_spec
+from tests.slow import few
 
 DIGITS = "rlpto.ray_cluster.programs.digits"
 SIZES = {"data_size": 1437, "batch_size": 64, "float64": False, "pace": None}
@@ -70,7 +71,7 @@ def plain_torch(spec: JobSpec, steps: int) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", ["DigitsMlp", "DigitsCnn"])
+@pytest.mark.parametrize("name", few(["DigitsMlp", "DigitsCnn"], "DigitsMlp"))
 def test_one_worker_trains_bitwise_as_plain_torch_does(tmp_path: Path, name: str) -> None:
     spec = make_spec(tmp_path, training=f"{DIGITS}:{name}", epochs=2.0, **SIZES)
     trainer = Trainer(spec)

@@ -75,7 +75,6 @@ def submit_together(service: Served, count: int, submit: Callable[[], str]) -> l
     return made
 
 
-@pytest.mark.slow
 def test_s1_policies_are_switched_while_jobs_run_and_wait(service: Served) -> None:
     running = [hold(service, GPUS) for _ in range(NODES)]
     service.until(lambda: service.states(*running) == {"running"})
