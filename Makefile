@@ -9,9 +9,10 @@ CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*
 AGENTS  := agents cases planner_windows planner_agents planner_reward
 SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals schedulearn sia stopping windows
 
-# Two processes more than there are cores, since tests with clusters mostly wait; at most 8, of 1 GB each. A test that hangs fails.
-# Each process imports all tests, which without the bytecode of the last run takes twice as long.
-TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(shell echo $$(($(JOBS) < 6 ? $(JOBS) + 2 : 8))) --dist loadscope --no-loadscope-reorder --timeout 600
+# A test that hangs fails. Each process imports all tests: 13 s of a core, and more without the bytecode of the last run.
+TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder --timeout 600
+# More processes than there are cores, since tests with clusters mostly wait; at most 8, of 1 GB each.
+processes = $(shell echo $$(($(JOBS) + $(1) < 8 ? $(JOBS) + $(1) : 8)))
 
 .PHONY: help quickstart install dev serve test test-all test-quick test-gpu lint bench results systems docs dist clean
 .DEFAULT_GOAL := help
@@ -29,16 +30,16 @@ install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with all that tests and checks need
 
-test: $(VENV)/.dev  ## run all tests but the slow ones: about 8 minutes on two cores, real training on local Ray clusters included
+test: $(VENV)/.dev  ## run all tests but the slow ones: about 6 minutes on two cores, real training on local Ray clusters included
 	.ci/chromium
-	$(TESTS)
+	$(TESTS) -n $(call processes,1)
 
 test-all: docs $(VENV)/.dev  ## build the site and run all tests, slow ones and more examples of property tests included
 	.ci/chromium
-	$(TESTS) --all
+	$(TESTS) -n $(call processes,2) --all
 
 test-quick: $(VENV)/.test  ## run those that need no cluster; of libraries the extra `test`, without Ray, is enough
-	$(TESTS) -m "not cluster"
+	$(TESTS) -n $(call processes,0) -m "not cluster"
 
 test-gpu: $(VENV)/.dev  ## run those that need a GPU with CUDA; where there is none it says so
 	$(BIN)/python -m pytest -q -rs tests/ray_cluster/test_cuda.py
