@@ -43,7 +43,7 @@ from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import Backend, RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training, only_scheduler
-from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.job_knowledge import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.live_curves import LiveCurves
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates, compile_fits
 from rlpto.ray_cluster.scheduler.placement import place

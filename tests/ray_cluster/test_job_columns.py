@@ -17,7 +17,7 @@ from rlpto.core.stopping import StopRule
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_columns import settle
-from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.job_knowledge import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, decision_records
 from rlpto.ray_cluster.settings import ProgramSettings

@@ -98,7 +98,7 @@ def test_how_long_jobs_take_to_start_is_learned_from_those_that_have_started(dat
     late = play(cluster, Scripted(decide)).jobs.finish_time - predicted
     assert late == pytest.approx([30.0, 15.0, 0.0, 0.0], abs=2.0)
     again = make_cluster(FakeBackend(FakeTime(), {"m": 2}), jobs, database)  # a scheduler that comes back still knows
-    assert again.tracker.estimated.rescale_delay == pytest.approx([30.0], abs=1.0)
+    assert again.tracker.knowledge.estimated.rescale_delay == pytest.approx([30.0], abs=1.0)
 
 
 class CannotBeCopied(Fifo):

@@ -19,7 +19,8 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import ROUNDING
-from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
+from rlpto.ray_cluster.scheduler.job_knowledge import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.job_tracker import JobTracker
 from rlpto.ray_cluster.scheduler.placement import (
     GpuRequests,
     NodeInventory,
@@ -157,11 +158,11 @@ class RayCluster:
     @property
     def tables(self) -> SpeedTables:
         """Speed tables of the jobs' profiles."""
-        return self.tracker.tables
+        return self.tracker.knowledge.tables
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, including finished ones. Measured accuracies are used if available."""
-        return self.tracker.table_of(index)
+        return self.tracker.knowledge.table_of(index)
 
     @property
     def shape(self) -> ClusterShape:
@@ -240,7 +241,7 @@ class RayCluster:
         with self.database.transaction():
             plans = allocated_plans(claims, present, allocation)
             self.tracker.give({job: plan for job, plan in plans.items() if plan != present[job]})
-            self.tracker.take_choices(state, allocation)
+            self.tracker.knowledge.take_choices(state, allocation)
             self._count()
             policy, latency = self._policy
             noted = [job for job in ids if after[job] or present[job].nodes]  # thousands may wait for months

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_types import NO_GPU_TYPE, gpu_types_of
-from rlpto.core.job_table import JobTable
-from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import JobError, RlptoError
-from rlpto.knowledge.known import UNSEEN_HOURS
-from rlpto.knowledge.remaining import RemainingKnowledge, RemainingWork
-from rlpto.performance.tables import NO_TYPE, SpeedTables
+from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, last_report, raised_in
 from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
-from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+from rlpto.ray_cluster.scheduler.job_knowledge import JobKnowledge, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.placement import NodeInventory, remaining_plans
 from rlpto.ray_cluster.scheduler.session_database import CANCELLED, SessionDatabase
 from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.store.jobs import EXPECTED
-
-STARTS = "starts"
-"""Database key of the newest start delays: seconds from the decision that gave a job its first GPUs to its first
-step."""
-STARTS_KEPT = 20
-
-
-@dataclass(frozen=True)
-class PolicyKnowledge:
-    """Knowledge of policies about jobs. noise: errors of speeds, or None. estimates: estimates learned from reports.
-    Default: the speed tables are used. remaining, tail: knowledge of remaining work (`rlpto.knowledge.known`).
-    unseen_hours: hours on one GPU that a job of unknown speed seems to need."""
-
-    noise: EstimateNoise | None = None
-    estimates: OnlineEstimates | None = None
-    remaining: RemainingKnowledge = "declared"
-    tail: float = 1.0
-    unseen_hours: float = UNSEEN_HOURS
 
 
 class JobTracker:
@@ -51,9 +27,9 @@ class JobTracker:
     session. on_report: called with each written report, in the same transaction, and whether it is its controller's
     last.
 
-    ids: ids of the jobs in order. reports: newest report of each job by id. estimated: speed tables that policies and
-    predictions use. submitted: number of jobs submitted so far. changed: whether something has happened since the last
-    decision. fatal: reason to end the session. time: the present second. Times are seconds of the session.
+    ids: ids of the jobs in order. reports: newest report of each job by id. knowledge: what policies know of the jobs.
+    submitted: number of jobs submitted so far. changed: whether something has happened since the last decision. fatal:
+    reason to end the session. time: the present second. Times are seconds of the session.
     """
 
     def __init__(
@@ -64,28 +40,22 @@ class JobTracker:
         database: SessionDatabase,
         nodes: NodeInventory,
         commands: CommandLog,
-        knowledge: PolicyKnowledge,
+        known: PolicyKnowledge,
         on_report: Callable[[JobTracker, JobReport, bool], None],
     ) -> None:
-        self.tables, self.database, self._on_report = tables, database, on_report
+        self.database, self._on_report = database, on_report
         self.columns = JobColumns(jobs, tables)
         self.store = self.columns.store
         self.reports: dict[str, JobReport] = {}
         self._specs, self._nodes, self._commands = specs, nodes, commands
         self._renumber(tuple(jobs), tuple(specs))
-        self._noise, self.estimates = knowledge.noise, knowledge.estimates
-        self._remaining = RemainingWork(knowledge.remaining, knowledge.tail, self.store, tables, self._accuracy_at)
-        self._remaining_shown = None if knowledge.remaining == "declared" else self._remaining
-        self._unseen_hours = knowledge.unseen_hours
+        self.knowledge = JobKnowledge(known, self.columns, tables, database, nodes, self._accuracy_at)
         self._losses: dict[str, tuple[float, int]] = {}
         self._improvements: list[tuple[str, float, float]] = []  # not in the database yet
-        self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
-        self._learned = False
         self.submitted = 0
         self._clock, self.time, self._last_look = Clock(), 0.0, 0.0
         self.fatal: RlptoError | None = None
         self.changed = True
-        self._take_estimates()
 
     def _renumber(self, jobs: tuple[Job, ...], ids: tuple[str, ...]) -> None:
         self.jobs, self.ids = jobs, ids
@@ -122,15 +92,15 @@ class JobTracker:
         """Ids of nodes whose GPUs or CPU slots controllers may hold, including draining nodes."""
         return {node for entry in self._commands.claims.entries.values() for _, node in entry.claim}
 
-    def table_of(self, index: IntArray) -> JobTable:
-        """The table of any jobs of the workload, including finished ones. Measured accuracies are used if available."""
-        gpus_per_node, classes = self._nodes.shape.gpus_per_node, self.store.priority[index]
-        return JobTable(self.store, self.estimated, index, classes, gpus_per_node, self._noise, self._remaining_shown)
+    def _planned(self) -> dict[int, Plan]:
+        """Plans in force, by job number."""
+        entries = self._commands.claims.entries
+        return {number: entries[job].planned for number, job in enumerate(self.ids) if job in entries}
 
     def _accuracy_at(self, index: IntArray, progress: FloatArray) -> FloatArray:
         """Accuracy of jobs after `progress` epochs, interpolated from evaluations [n]; NaN before a job's first one."""
         found = np.full(len(index), np.nan)
-        first = self.tables.accuracy[self.store.type_index[index], 0]
+        first = self.columns.tables.accuracy[self.store.type_index[index], 0]
         for at, job in enumerate(index.tolist()):
             report = self.reports.get(self.ids[job])
             if report is not None and report.accuracy_curve:
@@ -157,11 +127,8 @@ class JobTracker:
                 self._improvements.append((job, at, one.accuracy))
         started = self.columns.take_report(number, report, self.time, settled=claims.settled(job))
         if started is not None:
-            self._starts = [*self._starts, started][-STARTS_KEPT:]
-            self.database.set_fact(STARTS, json.dumps(self._starts))
-            self._learned = True
-        if self.estimates is not None:
-            self.estimates.take_report(number, report)
+            self.knowledge.started(started)
+        self.knowledge.take_report(number, report)
         if report.earlier:  # now, because a newer report may replace this one before the next write
             self._write(number, report)
             self.reports[job] = report = replace(report, earlier=())
@@ -211,7 +178,7 @@ class JobTracker:
         after = replace(before, nodes=report.training_on, servers=report.serving_on if before.servers else ())
         self._commands.plan({job: after}, self.time)
         self.columns.give_again(self._number[job], len(after.nodes))
-        self._take_planned_types({job: after})
+        self.knowledge.take_plans({self._number[job]: after})
         self.database.event(self.time, "rolled_back", job, detail=raised_in(report.failure))
         self.changed = True
 
@@ -220,7 +187,7 @@ class JobTracker:
         at = max(self.reported_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
-            self._learned = True  # may change the estimated length of other jobs
+            self.knowledge.finished()
             self._end(number, "finished", at, report.note, report)
         else:
             self.columns.fail(number, at)
@@ -270,14 +237,12 @@ class JobTracker:
         surviving = self._nodes.remove(nodes, self.time)
         after = remaining_plans(self._commands.claims, surviving, self._keeps)
         self.give(after)
-        self._take_planned_types(after)
+        self.knowledge.take_plans({self._number[job]: plan for job, plan in after.items()})
         self.changed = True
 
     def _keeps(self, job: str, gpus: int) -> int:
         """Largest size up to `gpus` that a job may have on its present GPU type; 0 if none."""
-        number, floor_size = self._number[job], self.estimated.floor_size
-        size = int(floor_size[self.store.estimated_type[number], gpus]) if floor_size.size else gpus
-        return size if size >= self.store.min_gpus[number] else 0
+        return self.knowledge.largest_size(self._number[job], gpus)
 
     def let_in_until(self, time: float, least: int = 0) -> None:
         """Activate jobs submitted by a time, and in any case the first `least` jobs."""
@@ -328,14 +293,14 @@ class JobTracker:
         planned = {job: entry.planned for job, entry in claims.entries.items()}
         for job, plan in planned.items():
             self.columns.give_again(self._number[job], len(plan.nodes))
-        self._take_planned_types(planned)
+        self.knowledge.take_plans({self._number[job]: plan for job, plan in planned.items()})
         gone = {node for plan in planned.values() for node in plan.nodes} - claims.capacity.keys()
         if gone:
             self.nodes_down(sorted(gone))
         self._nodes.note_lost(left)
         return [*ended, *self._commands.first_reports(self._clock)]
 
-    # plans and estimates
+    # plans
 
     def give(self, targets: dict[str, Plan]) -> None:
         """Plan jobs' training from now on, and count a change of workers as a rescale."""
@@ -347,59 +312,12 @@ class JobTracker:
             if moved and self.columns.give(number, len(plan.nodes), self.time):
                 self.database.set_job(job, rescales=int(self.store.rescales[number]))
 
-    def _take_estimates(self) -> None:
-        """Update the tables that policies use: estimates if there are any, and measured start delays."""
-        own, types = self.tables, self.store.type_index
-        if self.estimates is not None:
-            if len(unseen := self.estimates.unseen):
-                hours = self._unseen_hours * self.store.scale[unseen]
-                self.estimates.show_unseen(self._remaining(unseen) / (3600 * hours))
-            own, types = self.estimates.tables, self.estimates.type_of
-        self.estimated = own
-        if self._starts:  # median of measured start delays and the tables' delay
-            seen = np.repeat(np.array(self._starts)[:, None], len(own.types), axis=1)
-            self.estimated = replace(own, rescale_delay=np.median(np.vstack([own.rescale_delay, seen]), axis=0))
-        self.columns.delay[:] = self.estimated.rescale_delay[types]
-        self._learned = False
-        self.store.estimated_type[:] = types
-        entries = self._commands.claims.entries
-        self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
-
-    def take_choices(self, state: ClusterState, allocation: Allocation) -> None:
-        """Set the types of jobs by the batch sizes, servers and nodes of an allocation."""
-        chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
-        types = state.jobs.types_at(chosen, allocation.servers)
-        if allocation.placement is not None:
-            gpu_type = gpu_types_of(allocation.placement, self._nodes.shape)
-            types = state.jobs.types_on(types, gpu_type, self._nodes.shape.gpu_types)
-        self._take_types(state.jobs.index, types)
-
-    def _take_types(self, index: IntArray, types: IntArray) -> None:
-        """Set the types [n] that policies see for jobs `index` [n]; without estimates, also the jobs' actual types."""
-        self.store.estimated_type[index] = types
-        if self.estimates is None:
-            self.store.type_index[index] = types
-
-    def _take_planned_types(self, planned: Mapping[str, Plan]) -> None:
-        """Set job types by the batch sizes of their plans, if the tables still have these sizes."""
-        index = np.array([self._number[job] for job in planned], dtype=np.int64)
-        sizes = np.array([plan.batch_size or 0 for plan in planned.values()], dtype=np.int64)
-        servers = np.array([len(plan.servers) for plan in planned.values()], dtype=np.int64)
-        jobs = self.table_of(index)
-        types = jobs.types_at(sizes, servers)
-        types = np.where(types == NO_TYPE, jobs.type_index, types)
-        on = [self._nodes.gpu_type_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
-        gpu_type = np.array(
-            [NO_GPU_TYPE if gpu is None else self.tables.gpu_types.index(gpu) for gpu in on], dtype=np.int64
-        )
-        self._take_types(index, jobs.types_on(types, gpu_type, self.tables.gpu_types))
-
     # the database
 
     def write_all(self) -> None:
         """Write all active jobs to the database, with the sums that count them, in one transaction."""
         trained = np.flatnonzero(self.columns.active & (self.store.progress > 0))
-        self.columns.expect(trained, self.table_of(trained).final_accuracy, self.time)
+        self.columns.expect(trained, self.knowledge.table_of(trained).final_accuracy, self.time)
         for number in np.flatnonzero(self.columns.active).tolist():
             report = self.reports.get(self.ids[number])
             if report is not None:
@@ -425,16 +343,12 @@ class JobTracker:
         self._specs.update((spec.id, spec) for spec in specs)
         self._renumber((*self.jobs, *jobs), (*self.ids, *(spec.id for spec in specs)))
         self.database.add_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
-        if self.estimates is not None:
-            self.estimates.append(jobs, specs, self.tables)
-        self._take_estimates()
+        self.knowledge.append(jobs, specs, self._planned())
 
     def take_tables(self, tables: SpeedTables) -> None:
         """Replace the speed tables by ones that include more models."""
-        self.tables = tables
         self.columns.take_tables(tables, self.jobs)
-        self._remaining.take_tables(tables)
-        self._take_estimates()
+        self.knowledge.take_tables(tables, self._planned())
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
         """Forget ended jobs whose controllers are gone, and return their ids. Remaining jobs are renumbered. kept: ids
@@ -453,13 +367,9 @@ class JobTracker:
         self.submitted -= len(lost)
         self.columns.keep(left)
         self._renumber(tuple(self.jobs[i] for i in left.tolist()), tuple(self.ids[i] for i in left.tolist()))
-        if self.estimates is not None:
-            self.estimates.keep(left)
-        self._take_estimates()
+        self.knowledge.keep(left, self._planned())
         return lost
 
     def learn(self) -> None:
         """Update estimates after reports."""
-        fitted = self.estimates is not None and self.estimates.learn()
-        if fitted or self._learned:
-            self._take_estimates()
+        self.knowledge.learn(self._planned())

@@ -22,7 +22,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.planning.predictor import Predictor, Sampled
 from rlpto.planning.snapshot import Snapshot
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.job_knowledge import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, decision_records
 from rlpto.ray_cluster.scheduler.session_folder import session_name
@@ -107,7 +107,7 @@ class EligibleDecisions:
         futures = None if self.volume is None else self.volume.futures(state.time)
         if futures is None:
             return None
-        jobs, estimates = self.cluster.jobs, self.cluster.tracker.estimates
+        jobs, estimates = self.cluster.jobs, self.cluster.tracker.knowledge.estimates
 
         def sampled(snapshot: Snapshot) -> Sampled:
             measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
