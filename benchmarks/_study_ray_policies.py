@@ -22,7 +22,7 @@ from rlpto.evaluation.timeline import run_span
 from rlpto.experiments.evaluate import labelled
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
-from rlpto.ray_cluster.scheduler.job_tracker import STARTS
+from rlpto.ray_cluster.scheduler.job_knowledge import STARTS
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 CONFIG = _common.CONFIGS / "ray_policies.yaml"
