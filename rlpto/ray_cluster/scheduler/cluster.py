@@ -158,7 +158,7 @@ class RayCluster:
     @property
     def tables(self) -> SpeedTables:
         """Speed tables of the jobs' profiles."""
-        return self.tracker.knowledge.tables
+        return self.columns.tables
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, including finished ones. Measured accuracies are used if available."""

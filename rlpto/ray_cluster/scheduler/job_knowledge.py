@@ -15,7 +15,7 @@ from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.io.arrays import IntArray
 from rlpto.knowledge.known import UNSEEN_HOURS
 from rlpto.knowledge.remaining import AccuracyAt, RemainingKnowledge, RemainingWork
-from rlpto.performance.tables import NO_TYPE, SpeedTables
+from rlpto.performance.tables import NO_TYPE
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
@@ -44,25 +44,24 @@ class PolicyKnowledge:
 class JobKnowledge:
     """The speed tables that policies use for the jobs of a session, and each job's row in them.
 
-    accuracy_at: measured accuracies of jobs (`rlpto.knowledge.remaining`).
+    columns: with the tables of the jobs' profiles. accuracy_at: measured accuracies (`rlpto.knowledge.remaining`).
 
-    tables: of the jobs' profiles. estimated: those that policies and predictions use. estimates: learned from reports,
-    or None. Methods that take `planned` get the plans in force by job number, from which types of jobs follow.
+    estimated: tables that policies and predictions use. estimates: estimates learned from reports, or None. Methods
+    that take `planned` get the plans in force by job number, and set the types of these jobs by them.
     """
 
     def __init__(
         self,
         known: PolicyKnowledge,
         columns: JobColumns,
-        tables: SpeedTables,
         database: SessionDatabase,
         nodes: NodeInventory,
         accuracy_at: AccuracyAt,
     ) -> None:
-        self.tables, self.estimates = tables, known.estimates
+        self.estimated, self.estimates = columns.tables, known.estimates
         self._columns, self._store, self._database, self._nodes = columns, columns.store, database, nodes
         self._noise, self._unseen_hours = known.noise, known.unseen_hours
-        self._remaining = RemainingWork(known.remaining, known.tail, self._store, tables, accuracy_at)
+        self._remaining = RemainingWork(known.remaining, known.tail, self._store, columns.tables, accuracy_at)
         self._remaining_shown = None if known.remaining == "declared" else self._remaining
         self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
         self._has_news = False
@@ -84,25 +83,24 @@ class JobKnowledge:
         if self.estimates is not None:
             self.estimates.take_report(number, report)
 
-    def started(self, delay: float) -> None:
+    def note_start(self, delay: float) -> None:
         """Note the start delay of a job [s]."""
         self._starts = [*self._starts, delay][-STARTS_KEPT:]
         self._database.set_fact(STARTS, json.dumps(self._starts))
         self._has_news = True
 
-    def finished(self) -> None:
-        """A job has finished, which may change the estimated length of others."""
+    def note_finish(self) -> None:
+        """Note that a job has finished, which may change the estimated length of others."""
         self._has_news = True
 
-    def learn(self, planned: Mapping[int, Plan]) -> None:
-        """Update the estimates if there is new evidence."""
+    def learn(self) -> bool:
+        """Update the estimates by new evidence. Returns whether `refresh` is due."""
         fitted = self.estimates is not None and self.estimates.learn()
-        if fitted or self._has_news:
-            self.refresh(planned)
+        return fitted or self._has_news
 
     def refresh(self, planned: Mapping[int, Plan]) -> None:
         """Update the tables that policies use: estimates if there are any, and measured start delays."""
-        own, types = self.tables, self._store.type_index
+        own, types = self._columns.tables, self._store.type_index
         if self.estimates is not None:
             if len(unseen := self.estimates.unseen):
                 hours = self._unseen_hours * self._store.scale[unseen]
@@ -122,14 +120,12 @@ class JobKnowledge:
         index = np.array(list(planned), dtype=np.int64)
         sizes = np.array([plan.batch_size or 0 for plan in planned.values()], dtype=np.int64)
         servers = np.array([len(plan.servers) for plan in planned.values()], dtype=np.int64)
-        jobs = self.table_of(index)
+        jobs, names = self.table_of(index), self._columns.tables.gpu_types
         types = jobs.types_at(sizes, servers)
         types = np.where(types == NO_TYPE, jobs.type_index, types)
         on = [self._nodes.gpu_type_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
-        gpu_type = np.array(
-            [NO_GPU_TYPE if gpu is None else self.tables.gpu_types.index(gpu) for gpu in on], dtype=np.int64
-        )
-        self._take_types(index, jobs.types_on(types, gpu_type, self.tables.gpu_types))
+        gpu_type = np.array([NO_GPU_TYPE if gpu is None else names.index(gpu) for gpu in on], dtype=np.int64)
+        self._take_types(index, jobs.types_on(types, gpu_type, names))
 
     def take_choices(self, state: ClusterState, allocation: Allocation) -> None:
         """Set the types of jobs by the batch sizes, servers and nodes of an allocation."""
@@ -151,7 +147,7 @@ class JobKnowledge:
     def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec], planned: Mapping[int, Plan]) -> None:
         """Append jobs, which are in the columns already."""
         if self.estimates is not None:
-            self.estimates.append(jobs, specs, self.tables)
+            self.estimates.append(jobs, specs, self._columns.tables)
         self.refresh(planned)
 
     def keep(self, left: IntArray, planned: Mapping[int, Plan]) -> None:
@@ -160,8 +156,7 @@ class JobKnowledge:
             self.estimates.keep(left)
         self.refresh(planned)
 
-    def take_tables(self, tables: SpeedTables, planned: Mapping[int, Plan]) -> None:
-        """Replace the speed tables by ones that include more models, as the columns do already."""
-        self.tables = tables
-        self._remaining.take_tables(tables)
+    def take_tables(self, planned: Mapping[int, Plan]) -> None:
+        """Use the tables that the columns have now, which include more models."""
+        self._remaining.take_tables(self._columns.tables)
         self.refresh(planned)

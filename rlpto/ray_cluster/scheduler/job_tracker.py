@@ -49,7 +49,7 @@ class JobTracker:
         self.reports: dict[str, JobReport] = {}
         self._specs, self._nodes, self._commands = specs, nodes, commands
         self._renumber(tuple(jobs), tuple(specs))
-        self.knowledge = JobKnowledge(known, self.columns, tables, database, nodes, self._accuracy_at)
+        self.knowledge = JobKnowledge(known, self.columns, database, nodes, self._accuracy_at)
         self._losses: dict[str, tuple[float, int]] = {}
         self._improvements: list[tuple[str, float, float]] = []  # not in the database yet
         self.submitted = 0
@@ -127,7 +127,7 @@ class JobTracker:
                 self._improvements.append((job, at, one.accuracy))
         started = self.columns.take_report(number, report, self.time, settled=claims.settled(job))
         if started is not None:
-            self.knowledge.started(started)
+            self.knowledge.note_start(started)
         self.knowledge.take_report(number, report)
         if report.earlier:  # now, because a newer report may replace this one before the next write
             self._write(number, report)
@@ -187,7 +187,7 @@ class JobTracker:
         at = max(self.reported_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
-            self.knowledge.finished()
+            self.knowledge.note_finish()
             self._end(number, "finished", at, report.note, report)
         else:
             self.columns.fail(number, at)
@@ -235,14 +235,11 @@ class JobTracker:
     def nodes_down(self, nodes: Sequence[str]) -> None:
         """Remove nodes. Their jobs continue on their remaining GPUs, or wait if these are too few."""
         surviving = self._nodes.remove(nodes, self.time)
-        after = remaining_plans(self._commands.claims, surviving, self._keeps)
+        largest = self.knowledge.largest_size
+        after = remaining_plans(self._commands.claims, surviving, lambda job, gpus: largest(self._number[job], gpus))
         self.give(after)
         self.knowledge.take_plans({self._number[job]: plan for job, plan in after.items()})
         self.changed = True
-
-    def _keeps(self, job: str, gpus: int) -> int:
-        """Largest size up to `gpus` that a job may have on its present GPU type; 0 if none."""
-        return self.knowledge.largest_size(self._number[job], gpus)
 
     def let_in_until(self, time: float, least: int = 0) -> None:
         """Activate jobs submitted by a time, and in any case the first `least` jobs."""
@@ -348,7 +345,7 @@ class JobTracker:
     def take_tables(self, tables: SpeedTables) -> None:
         """Replace the speed tables by ones that include more models."""
         self.columns.take_tables(tables, self.jobs)
-        self.knowledge.take_tables(tables, self._planned())
+        self.knowledge.take_tables(self._planned())
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
         """Forget ended jobs whose controllers are gone, and return their ids. Remaining jobs are renumbered. kept: ids
@@ -372,4 +369,5 @@ class JobTracker:
 
     def learn(self) -> None:
         """Update estimates after reports."""
-        self.knowledge.learn(self._planned())
+        if self.knowledge.learn():
+            self.knowledge.refresh(self._planned())
