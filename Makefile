@@ -39,7 +39,7 @@ test-all: docs $(VENV)/.dev  ## build the site and run all tests, slow ones and 
 	$(TESTS) -n $(call processes,2) --all
 
 test-quick: $(VENV)/.test  ## run those that need no cluster; of libraries the extra `test`, without Ray, is enough
-	$(TESTS) -n $(call processes,0) -m "not cluster"
+	$(TESTS) -n $(call processes,1) -m "not cluster"
 
 test-gpu: $(VENV)/.dev  ## run those that need a GPU with CUDA; where there is none it says so
 	$(BIN)/python -m pytest -q -rs tests/ray_cluster/test_cuda.py

@@ -13,7 +13,7 @@ from hypothesis import settings
 
 import rlpto  # noqa: F401 - before NumPy: it decides the last digits
 
-# Tests run in as many processes as there are cores: threads of all of them would wait for each other.
+# Tests run in more processes than there are cores: threads of all of them would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Workers of local Ray clusters are forked from a process that has imported torch: a tenth of the time to start one.
