@@ -30,8 +30,8 @@ START_S, STOP_S, WAIT_S = 120.0, 60.0, 120.0
 ATTEMPTS = 3
 """Starts of a node: on a busy machine the 30 s that Ray gives it may be short."""
 RAY = ("-c", "from ray.scripts.scripts import main; main()")
-PATIENT = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "180"}
-"""For busy machines: a server for a client of Ray has 30 s to start."""
+CLIENT_SERVERS = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "180", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+"""For busy machines: a server for a client of Ray has 30 s to start, and may be killed by gRPC when it does."""
 AGENTS = "metrics-export", "dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "ray-client-server"
 """Ports that are set as in `nodes.local.AGENT_PORTS`: a node would else give up on a busy machine, and a head where
 there is another one."""
@@ -65,7 +65,7 @@ class Joined:
                     *("--min-worker-port=0", "--max-worker-port=0"),
                     *(f"--{name}-port={number}" for name, number in zip(AGENTS, agents, strict=True)),
                 ],
-                env={**environment, **PATIENT, AUTH_MODE: "disabled", CLUSTER_VARIABLE: folder, **variables},
+                env={**environment, **CLIENT_SERVERS, AUTH_MODE: "disabled", CLUSTER_VARIABLE: folder, **variables},
                 cwd=folder,
                 stdout=log,
                 stderr=log,

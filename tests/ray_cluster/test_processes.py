@@ -106,6 +106,27 @@ def test_workers_talk_through_the_interface_of_their_nodes_address(monkeypatch: 
     assert os.environ[VARIABLES[1]] == "mine", "what the user says counts"
 
 
+FORKS = """
+import os, subprocess
+from concurrent.futures import ThreadPoolExecutor
+from rlpto.ray_cluster.nodes.environment import ray_environment
+with ray_environment():
+    import grpc
+    server = grpc.server(ThreadPoolExecutor(1))
+    channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    grpc.channel_ready_future(channel).result()
+    starts = [subprocess.Popen(["true"], preexec_fn=os.getpid).wait() for _ in range(200)]
+print(sum(status != 0 for status in starts), flush=True)
+os._exit(0)
+"""
+
+
+def test_processes_started_under_grpc_are_not_killed() -> None:
+    """As Ray's server for clients starts one for each client."""
+    assert subprocess.run([sys.executable, "-c", FORKS], capture_output=True, check=True).stdout == b"0\n"
+
+
 LOG = """\
 [2026-11-27 16:37:14,090 I 2359 2395] (raylet) agent_manager.cc:81: Monitor agent process with name runtime_env_agent
 [2026-11-27 16:37:29,675 C 2359 2359] (raylet) node_manager.cc:3588:  An unexpected system state has occurred. You \

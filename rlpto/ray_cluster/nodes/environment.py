@@ -43,6 +43,9 @@ VARIABLES: Mapping[str, str] = {
     "RAY_health_check_timeout_ms": "1500",
     "RAY_health_check_failure_threshold": "4",
     "RAY_health_check_initial_delay_ms": "1000",
+    # From grpcio 1.81 on, a process that forks under gRPC may be killed before it executes its program
+    # (github.com/grpc/grpc/issues/43055). Ray starts the servers of its clients like that.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 """Defaults of variables that the user has not set."""
 
