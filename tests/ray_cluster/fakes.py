@@ -231,3 +231,15 @@ def events_of(database: SessionDatabase) -> list[tuple[float, str, str, str, flo
         (time, body["what"], job, body.get("node", ""), body.get("value"), body.get("detail", ""))
         for time, job, body in found
     ]
+
+
+def node_changes(database: SessionDatabase) -> list[tuple[str, str]]:
+    """Kind and node of the events of nodes that came or went, in order, without nodes that did not answer for a while,
+    as on a busy machine."""
+    found: list[tuple[str, str]] = []
+    for _, kind, _, node, _, detail in events_of(database):
+        if kind == "node_up" and detail.startswith("answers again"):
+            found.remove(("node_down", node))
+        elif kind in ("node_up", "node_down"):
+            found.append((kind, node))
+    return found

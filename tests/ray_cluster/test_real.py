@@ -44,7 +44,7 @@ from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_
 from rlpto.store.status import PredictionRow, nodes
 from tests.builders import Scripted
 from tests.ray_cluster.conftest import CELL, GPUS, NODES
-from tests.ray_cluster.fakes import events_of
+from tests.ray_cluster.fakes import events_of, node_changes
 from tests.ray_cluster.running import make_spec
 
 STEPS = 6
@@ -233,7 +233,7 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
     try:
         with session(settings, tmp_path, interfere) as cluster:
             assert np.isfinite(schedule(cluster).jobs.finish_time).all()
-            kinds = Counter(event[1] for event in events_of(cluster.database))
+            kinds = Counter(kind for kind, _ in node_changes(cluster.database))
             assert (kinds["node_down"], kinds["node_up"]) == (1, 5)
             assert cluster.up_gpus == 4 * GPUS
             assert [row.step for row in cluster.database.jobs()] == [100 * STEPS]
@@ -284,7 +284,7 @@ def test_a_file_on_a_node_drains_it_and_jobs_lose_no_step(
             database = cluster.database
             assert steps == sorted(steps)
             assert [(row.step, row.recoveries) for row in database.jobs()] == [(100 * STEPS, 0)] * 2, "no step is lost"
-            assert [event[1] for event in events_of(database) if event[3] == added] == ["node_up", "node_down"]
+            assert [kind for kind, node in node_changes(database) if node == added] == ["node_up", "node_down"]
             assert seen[0] == np.inf
             assert 500.0 < min(seen) <= 600.0, "the policy sees when the node goes"
             (going,) = (node for node in nodes(database) if node.id == added)
