@@ -25,6 +25,7 @@ from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import copy_rows, kernel, njit
 from rlpto.io.errors import ConfigError
 from rlpto.knowledge.by_size import ALL_KNOWN, CompiledEstimates
+from rlpto.knowledge.history import FinishedJob, History, compile_history
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.batch_loop import (
@@ -54,7 +55,7 @@ class Workload:
     name: window and seed. jobs: sorted by submit time. seed: seed of the node failures. hours: duration in which jobs
     are submitted. noise: errors of the estimates that policies get, or None. group: number of the workload's load among
     the training loads. forecast: [T, H x FORECAST_FEATURES] float32 observed entries; row t holds the predicted task
-    volume from second t x `forecast_step` on. Default: no forecast.
+    volume from second t x `forecast_step` on. Default: no forecast. past: jobs that had finished before.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Workload:
     group: int = 0
     forecast: AnyArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     forecast_step: float = 600.0
+    past: tuple[FinishedJob, ...] = ()
 
 
 @by_reference
@@ -121,7 +123,8 @@ def build_batch(
         return build_world(slots, shape, tables, simulator, 0, keep_log=False, follow_accuracy=reward.shortfall > 0)
 
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)
-    parts = (queue, shape.gpus_per_node, noise, estimates, GpuTypes.of(shape, tables))
+    history = joint_history(workloads, tables)
+    parts = (queue, shape.gpus_per_node, noise, estimates, GpuTypes.of(shape, tables), history)
     return CompiledBatch(
         loop=build_loop(world(count), tables, *parts),
         blank=world(1),
@@ -162,6 +165,11 @@ def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatA
         if workload.noise is not None:
             factors[: len(workload.jobs)] = workload.noise.factors(width)
     return noise
+
+
+def joint_history(workloads: Sequence[Workload], tables: SpeedTables) -> History:
+    """The jobs that had finished before each workload, which is a window of the history."""
+    return compile_history([own.past for own in workloads], tables)
 
 
 def _joint_forecasts(workloads: Sequence[Workload]) -> AnyArray:

@@ -15,7 +15,7 @@ from rlpto.core.cluster import Cluster, ClusterShape
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import HOUR, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
-from rlpto.envs.compiled_batch import CompiledBatch, Workload, build_batch
+from rlpto.envs.compiled_batch import CompiledBatch, Workload, build_batch, joint_history
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.observation import FORECAST_FEATURES, LIMIT
 from rlpto.envs.settings import EnvSettings
@@ -82,7 +82,7 @@ class EnvSetup:
     def make_cluster(self, workload: int) -> Cluster:
         """A simulated cluster at the start of workload number `workload`."""
         own = self.workloads[workload]
-        knowledge = replace(self.knowledge, noise=own.noise)
+        knowledge = replace(self.knowledge, noise=own.noise, history=joint_history([own], self.tables))
         return SimulatedCluster(self.shape, own.jobs, self.tables, self.simulator, own.seed, knowledge)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from rlpto.core.jobs import JOB, Job, user_code
 from rlpto.core.stopping import StopRule, stop_epoch
 from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.io.errors import JobError
-from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.tables import SpeedTables
 
 
 class JobStore:
@@ -67,7 +67,7 @@ class JobStore:
         type with the GPUs that it may have.
         """
         records = np.zeros(len(jobs), dtype=JOB)
-        index = {tables.types[i]: i for i in np.flatnonzero(tables.own == np.arange(len(tables.own))).tolist()}
+        index = tables.submitted
         for column in ("submit_time", "epochs", "data_size", "requested_gpus", "min_gpus", "max_gpus", "priority"):
             records[column] = [getattr(job, column) for job in jobs]
         records["user"] = [user_code(job.user) for job in jobs]
@@ -91,7 +91,7 @@ class JobStore:
         records["reached"] = records["lost"] = np.nan
         records["finish_at"] = np.inf
         records["wait_start"] = records["submit_time"]
-        records["stop_epoch"] = _stop_epochs(jobs, types, index, tables)
+        records["stop_epoch"] = stop_epochs(jobs, tables)
         return cls(records)
 
 
@@ -119,17 +119,15 @@ def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> 
     records["requested_gpus"] = np.maximum(floor_size[rows, records["requested_gpus"]], fewest)
 
 
-def _stop_epochs(
-    jobs: Sequence[Job], types: Sequence[JobType], index: Mapping[JobType, int], tables: SpeedTables
-) -> list[float]:
+def stop_epochs(jobs: Sequence[Job], tables: SpeedTables) -> list[float]:
     """Epochs after which each job ends, by the accuracy curve of its submitted type; computed once for equal jobs."""
     ends: dict[tuple[int, float, StopRule], float] = {}
     found = []
-    for job, job_type in zip(jobs, types, strict=True):
+    for job in jobs:
         if job.stop is None:
             found.append(job.epochs)
             continue
-        number = index[job_type]
+        number = tables.submitted[job.type]
         alike = (number, job.epochs, job.stop)
         if alike not in ends:
             ends[alike] = stop_epoch(job.stop, job.epochs, tables.accuracy[number, : tables.epochs[number] + 1])

@@ -194,6 +194,10 @@ class WorkloadSettings(Settings):
             raise ValueError(f"load: jobs of source {self.source} are taken as they are, expected null")
         if self.source == "files" and self.load is not None and not self.draws:
             raise ValueError("load: files are taken as they are, expected null, or draws of 1 or more")
+        if self.mapping.lasting and self.source not in ("synthetic", "trace"):
+            raise ValueError(
+                f"mapping.lasting: source {self.source} is no trace that is cut into windows, expected false"
+            )
         if self.source != "files" and (self.draws or self.train_path or self.validation_path):
             raise ValueError(f"source {self.source}: draws, train_path and validation_path are for source files")
         return self
@@ -226,6 +230,9 @@ class KnowledgeSettings(Settings):
     learnt: from finished jobs of the same model and user, else of the model; curve: from how much a job's accuracy has
     flattened, compared with curves of other models; learnt_or_curve: learnt where such a job has finished, else curve;
     unknown: `tail` times the epochs that a job has done, the fallback of all other sources where they have no data."""
+    history_days: float | None = Field(None, ge=0, le=36_500)
+    """learnt, learnt_or_curve; days before a window whose finished jobs count too. They are known where users, models
+    and lengths are those of the whole trace (workload.mapping.lasting). Default: all; 0: none."""
     tail: float = Field(2.0, gt=0, le=100)
     """Remaining epochs of a job of unknown length, as a multiple of the epochs it has done."""
     unseen_hours: float = Field(UNSEEN_HOURS, gt=0, le=10**6)

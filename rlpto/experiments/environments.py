@@ -282,5 +282,6 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int, pref
         hours=(span.end - span.start) / HOUR,
         noise=estimate_noise(experiment.config.knowledge, len(jobs), own_seed),
         group=group,
+        past=experiment.past(window, seed),
         **ahead,
     )

@@ -28,7 +28,9 @@ from rlpto.experiments.workload import CHOICES, Choice, WindowedWorkload, window
 from rlpto.forecasting.base import Forecaster
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.knowledge.by_size import COMPILED_WORK
+from rlpto.knowledge.history import FinishedJob, History, compile_history
 from rlpto.knowledge.known import BatchCache, Knowledge
+from rlpto.knowledge.remaining import LEARNING
 from rlpto.performance.compile import load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import SpeedTables
@@ -71,6 +73,7 @@ class Experiment:
             )
         self.background = place_background(config.workload.background, shape)
         self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))
+        self._latest_history: tuple[tuple[str, int, int], History] | None = None
 
     @cached_property
     def profiles(self) -> FittedProfiles | MeasuredProfiles:
@@ -138,8 +141,22 @@ class Experiment:
             or reads_speeds(policy)
             or len(self.shape.gpu_types) > 1,  # the queue asks which is faster
         )
-        knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed), rules=rules)
+        noise, history = estimate_noise(known, len(jobs), own_seed), self._history(window, seed, tables)
+        knowledge = replace(self.knowledge, noise=noise, rules=rules, history=history)
         return SimulatedCluster(self.shape, jobs, tables, self.config.simulator, own_seed, knowledge, self.background)
+
+    def _history(self, window: str, seed: int, tables: SpeedTables) -> History:
+        """`past`, compiled. The latest is kept, for the next policy."""
+        key = window, seed, len(tables.types)
+        if self._latest_history is None or self._latest_history[0] != key:
+            self._latest_history = key, compile_history([self.past(window, seed)], tables)
+        return self._latest_history[1]
+
+    def past(self, window: str, seed: int) -> tuple[FinishedJob, ...]:
+        """The jobs that had finished before a window, from which lengths are learnt; none if none are."""
+        known = self.config.knowledge
+        learns = known.remaining in LEARNING
+        return self.workload.finished_before(window, seed, known.history_days) if learns else ()
 
     @property
     def knowledge(self) -> Knowledge:

@@ -311,7 +311,9 @@ def real_cluster(
             database,
             session_rules(config),
             observers,
-            PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
+            PolicyKnowledge(
+                noise, online, known.remaining, known.tail, known.unseen_hours, experiment.past(window, seed)
+            ),
             possible=experiment.shape if rents and config.ray.autoscale is None else (),
         )
     except KeyboardInterrupt:  # the caller has no cluster to close yet

@@ -14,10 +14,12 @@ import numpy as np
 
 from rlpto.arrivals.online import Past, past_of
 from rlpto.core.cluster import ClusterShape
+from rlpto.core.job_store import stop_epochs
 from rlpto.core.jobs import Job
 from rlpto.experiments.config import Config
 from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.io.errors import ConfigError, JobError, TraceError
+from rlpto.knowledge.history import FinishedJob
 from rlpto.performance.compile import chosen_batch_sizes, compile_tables
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
@@ -72,6 +74,7 @@ class WindowedWorkload:
         self._config, self._settings, self._shape, self._profiles = config, config.workload, shape, profiles
         self._tables: dict[frozenset[Choice], SpeedTables] = {}
         self._drawn: dict[str, Trace] = {}
+        self._lasting: dict[int, tuple[Trace, list[Job]]] = {}
 
     # Traces ---------------------------------------------------------------------------------------------------------
 
@@ -294,19 +297,52 @@ class WindowedWorkload:
                     f"job {large.name} of window {window} may hold {large.max_gpus} GPUs, but the cluster has "
                     f"{shape.most_gpus} for one job"
                 )
+        elif workload.mapping.lasting:
+            trace, every = self._mapped_trace(seed)
+            span = self.windows[window]
+            first, end = np.searchsorted(trace.submit_time, (span.start, span.end)).tolist()
+            jobs = [replace(job, submit_time=job.submit_time - span.start) for job in every[first:end]]
         else:
-            jobs = map_jobs(
-                self.trace(window),
-                self.tables(),
-                workload.mapping,
-                window_seed(window, seed),
-                shape.most_gpus,
-                shape.gpus_per_node,
-                self._useful_gpus,
-                workload.metric,
-                shape.gpus_by_type,
-            )
+            jobs = self._mapped(self.trace(window), window_seed(window, seed))
         return jobs if factor == 1 else [replace(job, submit_time=job.submit_time * factor) for job in jobs]
+
+    def _mapped(self, trace: Trace, seed: int) -> list[Job]:
+        """Return the jobs of a trace."""
+        workload, shape = self._settings, self._shape
+        return map_jobs(
+            trace,
+            self.tables(),
+            workload.mapping,
+            seed,
+            shape.most_gpus,
+            shape.gpus_per_node,
+            self._useful_gpus,
+            workload.metric,
+            shape.gpus_by_type,
+        )
+
+    def _mapped_trace(self, seed: int) -> tuple[Trace, list[Job]]:
+        """The recorded jobs of all windows, and the jobs made of them together."""
+        if seed not in self._lasting:
+            trace = self.scaled[0]
+            known = np.isfinite(trace.duration) | (self._settings.mapping.mode == "given")
+            windows = np.array([(window.start, window.end) for window in self.windows.values()])
+            begun = np.searchsorted(windows[:, 0], trace.submit_time, side="right") - 1
+            trace = trace.take(known & (begun >= 0) & (trace.submit_time < windows[begun, 1]))
+            self._lasting[seed] = trace, self._mapped(trace, seed)
+        return self._lasting[seed]
+
+    def finished_before(self, window: str, seed: int, days: float | None) -> tuple[FinishedJob, ...]:
+        """Return the jobs of the trace that were submitted up to `days` before a window, default: at any time, and had
+        finished when it began, by the recorded times; none where every window has jobs of its own."""
+        if not self._settings.mapping.lasting:
+            return ()
+        (trace, jobs), start = self._mapped_trace(seed), self.windows[window].start
+        since = -np.inf if days is None else start - days * DAY
+        known = (trace.submit_time >= since) & (trace.submit_time + trace.duration <= start)
+        finished = [jobs[number] for number in np.flatnonzero(known).tolist()]
+        ends = stop_epochs(finished, self.tables())
+        return tuple(FinishedJob(job.type, job.user, end) for job, end in zip(finished, ends, strict=True))
 
     def _useful_gpus(self, job_type: JobType) -> int:
         """Most GPUs over which a job's batch can be spread."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlpto.core.jobs import EstimateNoise
+from rlpto.knowledge.history import NO_HISTORY, History
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.efficiency import BatchPerformance
 from rlpto.performance.profiles import BatchPerformanceSource
@@ -66,7 +67,8 @@ class Knowledge:
 
     noise: errors of policies' estimates, or None. remaining, tail: rule for remaining work, in
     `rlpto.knowledge.remaining.RemainingWork`. performance: true speeds for jobs that, like policies, know only their
-    observations. Default: all know the truth. rules: how estimates are formed, with `performance`.
+    observations. Default: all know the truth. rules: how estimates are formed, with `performance`. history: jobs that
+    had finished before.
     """
 
     noise: EstimateNoise | None = None
@@ -74,6 +76,7 @@ class Knowledge:
     tail: float = 1.0
     performance: BatchCache | None = None
     rules: EstimateRules = AS_POLLUX
+    history: History = NO_HISTORY
 
 
 TRUTH = Knowledge()

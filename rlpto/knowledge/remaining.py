@@ -18,14 +18,19 @@ import numpy as np
 from rlpto.core.job_store import JobStore
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel
+from rlpto.knowledge.history import NO_HISTORY, History, longer_jobs
 from rlpto.knowledge.prior import others_than
 from rlpto.performance.tables import SpeedTables
 
 RemainingKnowledge = Literal["declared", "learnt", "curve", "learnt_or_curve", "unknown"]
+LEARNING: tuple[RemainingKnowledge, ...] = ("learnt", "learnt_or_curve")
+"""Those by which lengths are learnt from finished jobs."""
 LEAST_EPOCHS = 1.0
 """Least estimated remaining epochs of a job of unknown length."""
 LEAST_GAIN = 1e-4
 """Lower bound of gains in accuracy, and of the recent share of the whole gain."""
+OF_ALL = 1.0
+"""Weight of the mean length of all users' jobs, as a number of jobs of the user, where there is a history."""
 SPREAD = 1.0
 """Standard deviation of the logarithm of the recent gain, from one model's curve to another's at the same part."""
 _EDGES = np.linspace(0.0, 1.0, 51)
@@ -43,16 +48,25 @@ class RemainingWork:
     else of all users' jobs of the type; a job that stopped early counts with the epochs it trained. Unknown users count
     as one user. Without such jobs, as for unknown, or with learnt_or_curve as for curve.
     tables: tables of the jobs' models; chosen batch sizes, servers and GPU types do not change a job's type here.
+    history: jobs that had finished before; of window 0.
     """
 
     def __init__(
-        self, how: RemainingKnowledge, tail: float, store: JobStore, tables: SpeedTables, accuracy_at: AccuracyAt
+        self,
+        how: RemainingKnowledge,
+        tail: float,
+        store: JobStore,
+        tables: SpeedTables,
+        accuracy_at: AccuracyAt,
+        history: History = NO_HISTORY,
     ) -> None:
         self._how, self._tail, self._store, self._accuracy_at = how, tail, store, accuracy_at
+        self._history = history
         self.take_tables(tables)
 
-    def take_tables(self, tables: SpeedTables) -> None:
-        """Use these tables of the jobs' models from now on."""
+    def take_tables(self, tables: SpeedTables, history: History | None = None) -> None:
+        """Use these tables of the jobs' models from now on, and another history if there is one."""
+        self._history = self._history if history is None else history
         self._pooled = tables.pooled
         self._models = np.array([job_type.model for job_type in tables.types])
 
@@ -84,33 +98,40 @@ class RemainingWork:
     def _learnt(self, index: IntArray) -> FloatArray:
         """[n] remaining epochs learnt from finished jobs; NaN where there are none, or nothing is learnt."""
         left = np.full(len(index), np.nan)
-        if self._how in ("learnt", "learnt_or_curve"):
-            fill_learnt(self._store.records, self._pooled, index, left)
+        if self._how in LEARNING:
+            fill_learnt(self._store.records, self._pooled, self._history, index, left)
         return left
 
 
 @kernel()
-def fill_learnt(jobs: AnyArray, pooled: IntArray, index: IntArray, left: FloatArray) -> None:
+def fill_learnt(jobs: AnyArray, pooled: IntArray, history: History, index: IntArray, left: FloatArray) -> None:
     """Fill left [n] with the remaining epochs of jobs number index [n] learnt from finished jobs, where there are some.
 
-    jobs: [M] JOB. pooled: [T] `SpeedTables.pooled`.
+    jobs: [M] JOB. pooled: [T] `SpeedTables.pooled`. history: of window 0.
     """
     for i in range(len(index)):
         job = jobs[index[i]]
-        epochs, _, _ = learnt_epochs(jobs, pooled, job)
+        epochs, _, _ = learnt_epochs(jobs, pooled, history, 0, job)
         if epochs == epochs:
             left[i] = epochs - job.progress
 
 
 @kernel()
-def learnt_epochs(jobs: AnyArray, pooled: IntArray, job: Any) -> tuple[float, float, float]:
+def learnt_epochs(
+    jobs: AnyArray, pooled: IntArray, history: History, window: int, job: Any
+) -> tuple[float, float, float]:
     """Epochs of a whole training of a job [JOB], learnt from the finished ones of jobs [M]; NaN if there are none.
 
     The mean is over finished jobs of the same type and user that were longer than the job's progress; without any, over
-    such jobs of all users. Also returns between which epochs of its progress, the first included, the mean stays.
+    such jobs of all users. With such jobs in the history, the mean of all users counts as OF_ALL jobs of the user. Also
+    returns between which epochs of its progress, the first included, the mean stays.
     """
     job_type, low, high = pooled[job.type_index], -np.inf, np.inf
-    of_all, count, of_user, count_of_user = 0.0, 0, 0.0, 0
+    of_all, count, of_user, count_of_user, share = 0.0, 0, 0.0, 0, 0.0
+    if len(history.groups):
+        count, of_all, low, high = longer_jobs(history, window, job_type, 0, 0, job.progress)
+        count_of_user, of_user, _, _ = longer_jobs(history, window, job_type, 1, job.user, job.progress)
+        share = OF_ALL if count else 0.0
     for j in range(len(jobs)):
         other = jobs[j]
         if not np.isfinite(other.finish_time) or pooled[other.type_index] != job_type:
@@ -125,7 +146,7 @@ def learnt_epochs(jobs: AnyArray, pooled: IntArray, job: Any) -> tuple[float, fl
             of_user += other.progress
             count_of_user += 1
     if count_of_user:
-        return of_user / count_of_user, low, high
+        return (of_user + share * of_all / count) / (count_of_user + share), low, high
     return (of_all / count if count else np.nan), low, high
 
 

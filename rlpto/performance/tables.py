@@ -348,6 +348,11 @@ class SpeedTables:
             self._delayed[seconds] = replace(self, rescale_delay=np.full(len(self.types), seconds))
         return self._delayed[seconds]
 
+    @cached_property
+    def submitted(self) -> dict[JobType, int]:
+        """Positions on the first axis of the types with which jobs are submitted; policies choose others."""
+        return {self.types[number]: number for number in np.flatnonzero(self.own == np.arange(len(self.own))).tolist()}
+
     def type_index(self, job_type: JobType) -> int:
         """Return the position of a type on the first axis. Raises ValueError if the tables do not contain it."""
         return self.types.index(job_type)

@@ -21,6 +21,7 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import helper, kernel, njit
 from rlpto.knowledge.by_size import ALL_KNOWN, CompiledEstimates
+from rlpto.knowledge.history import NO_HISTORY, History
 from rlpto.knowledge.remaining import LEAST_EPOCHS, learnt_epochs
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.greedy import GrowthSteps, walk_hull
@@ -64,7 +65,7 @@ class Estimates(NamedTuple):
     rules, pooled: rules of estimates, and [T] `SpeedTables.pooled`. seen: [B, T or M] observation level of each job
     type, or of each job. learnt: [B, M] LEARNT of each job. finished: [B, T + 1] finished jobs of each pooled
     type, and of all; -1: not counted. noise: [W, M, 2 + K + 1] factors on remaining, on speed, and on scaling with
-    0..K GPUs; or empty.
+    0..K GPUs; or empty. history: jobs that had finished before each workload.
     """
 
     packed: IntArray
@@ -79,6 +80,7 @@ class Estimates(NamedTuple):
     learnt: AnyArray
     finished: IntArray
     noise: FloatArray
+    history: History
 
 
 @by_reference
@@ -138,8 +140,9 @@ def build_loop(
     noise: FloatArray,
     estimates: CompiledEstimates = ALL_KNOWN,
     gpu_types: GpuTypes | None = None,
+    history: History = NO_HISTORY,
 ) -> Loop:
-    """Build the loop of a world. tables: tables that policies see. noise, estimates: noise and rules of `Estimates`."""
+    """Build the loop of a world. tables: tables that policies see. noise, estimates, history: of `Estimates`."""
     (count, most), packed = world.jobs.shape, tables.packed_rows(gpus_per_node)
     width = packed.shape[1]
     steps = GrowthSteps(np.zeros((count, most, width), dtype=np.int64), np.zeros((count, most, width)))
@@ -158,7 +161,7 @@ def build_loop(
         world=world,
         current=np.zeros(count, dtype=np.int64),
         shown=Shown(jobs, np.zeros((count, most, width)), steps, known, until),
-        estimates=Estimates(packed, rates, *shown, estimates, pooled, seen, learnt, finished, noise),
+        estimates=Estimates(packed, rates, *shown, estimates, pooled, seen, learnt, finished, noise, history),
         queue=QueueRules(np.array([queue.aging_normal, queue.aging_low]), *rules),
         scratch=Scratch._make((*numbers, chain, np.zeros(most))),
         gpus_per_node=gpus_per_node,
@@ -299,7 +302,9 @@ def learnt_of(loop: Loop, b: int, index: int) -> float:
     same = known.finished == finished and known.type == job_type
     if not (same and known.low <= job.progress < known.high):
         arrived = w.jobs[b, : cluster.arrived]
-        known.epochs, known.low, known.high = learnt_epochs(arrived, loop.estimates.pooled, job)
+        known.epochs, known.low, known.high = learnt_epochs(
+            arrived, loop.estimates.pooled, loop.estimates.history, loop.current[b], job
+        )
         known.finished, known.type = finished, job_type
     return float(known.epochs)
 

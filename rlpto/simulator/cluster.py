@@ -89,7 +89,7 @@ class SimulatedCluster:
         self._settings = settings
         self._noise, left, performance = knowledge.noise, knowledge.remaining, knowledge.performance
         self.store = store
-        remaining = RemainingWork(left, knowledge.tail, store, tables, self._accuracy_at)
+        remaining = RemainingWork(left, knowledge.tail, store, tables, self._accuracy_at, knowledge.history)
         self._left = None if left == "declared" else remaining
         self._online: OnlineJobs | None = None
         if performance is not None:

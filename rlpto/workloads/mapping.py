@@ -49,6 +49,9 @@ class MappingSettings(Settings):
     clustered: invented users, each with jobs of similar duration (`rlpto.workloads.synthetic`). The time that a job
     takes then shows only in its epochs, which a scheduler may learn from the user's finished jobs. Default: each job
     draws its own model, and its time shows in the size of its data set."""
+    lasting: bool = False
+    """Sources synthetic and trace: give all jobs of the trace their users, models and work at once, so that a user of
+    one window is the same in the next, and submits the same model. Default: for each window apart, by its seed."""
     models: dict[str, float] | None = None
     """duration: models to draw from and their weights. Default: all models, equally likely."""
     adaptive_batch: bool = False

@@ -30,6 +30,7 @@ from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
 from rlpto.envs.clusters import SimulatedClusters
+from rlpto.envs.compiled_batch import joint_history
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
 from rlpto.experiments.config import KnowledgeSettings
@@ -213,12 +214,18 @@ def test_agents_learn_where_jobs_fit_their_own_speeds(tmp_path: Path) -> None:
     assert np.array_equal(other.step(actions).reward, batch.step(actions).reward)
 
 
-def test_lengths_learnt_from_finished_jobs_are_up_to_date_at_every_decision() -> None:
+@pytest.mark.parametrize("lasting", [False, True])
+def test_lengths_learnt_from_finished_jobs_are_up_to_date_at_every_decision(lasting: bool) -> None:
     """Against the same sums over all finished jobs, over failures and the beginning of further episodes."""
     known = KnowledgeSettings.model_validate({"mode": "exact", "remaining": "learnt"})
     failing = SimulatorSettings(failures=FailureSettings(mtbf_hours=4.0, mttr_hours=0.1))
-    config = SMALL.model_copy(update={"knowledge": known, "simulator": failing})
-    batch, learnt = EnvBatch(training_setup(prepare(config), "train"), 2), 0
+    mapping = SMALL.workload.mapping.model_copy(update={"users": "clustered", "lasting": lasting})
+    workload = SMALL.workload.model_copy(update={"mapping": mapping})
+    config = SMALL.model_copy(update={"workload": workload, "knowledge": known, "simulator": failing})
+    setup = training_setup(prepare(config), "train")
+    batch, learnt = EnvBatch(setup, 2), 0
+    histories = [joint_history([own], setup.tables) for own in setup.workloads]
+    assert any(len(history.groups) for history in histories) == lasting
     assert isinstance(batch.clusters, SimulatedClusters)
     loop = batch.clusters.batch.loop
     batch.reset()
@@ -227,7 +234,7 @@ def test_lengths_learnt_from_finished_jobs_are_up_to_date_at_every_decision() ->
         for b in range(2):
             view = loop.shown.jobs[b, : loop.world.clusters["active"][b]]
             left = np.full(len(view), np.nan)
-            fill_learnt(loop.world.jobs[b], loop.estimates.pooled, view["index"], left)
+            fill_learnt(loop.world.jobs[b], loop.estimates.pooled, histories[loop.current[b]], view["index"], left)
             there = ~np.isnan(left)
             np.testing.assert_array_equal(view["remaining"][there], left[there])
             learnt += int(there.sum())

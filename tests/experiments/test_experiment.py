@@ -40,6 +40,60 @@ def test_the_same_window_and_seed_give_the_same_jobs_and_others_do_not() -> None
     assert not {job.name for job in experiment.jobs(first, 0)} & {job.name for job in experiment.jobs(second, 0)}
 
 
+LASTING = {"oversized": "skip", "users": "clustered", "lasting": True}
+
+
+def test_lasting_users_submit_the_same_model_in_all_windows() -> None:
+    experiment = Experiment(synthetic(days=8, mapping=LASTING))
+    models: dict[str, set[tuple[str, int]]] = {}
+    windows = [*experiment.windows("train"), *experiment.windows("test")]
+    for window in windows:
+        for job in experiment.jobs(window, 0):
+            models.setdefault(job.user, set()).add((job.model, job.requested_gpus))
+    for found in models.values():  # other models only for numbers of GPUs that the user's own model cannot use
+        assert len({model for model, gpus in found if gpus == 1}) <= 1
+    users = [{job.user for job in experiment.jobs(window, 0)} for window in windows]
+    assert sum(len(a & b) for a, b in itertools.pairwise(users)) > 10
+    assert experiment.jobs(windows[0], 0) != experiment.jobs(windows[0], 1)
+
+
+def test_only_jobs_that_have_finished_are_known_before_a_window() -> None:
+    workload = Experiment(synthetic(days=8, mapping=LASTING)).workload
+    trace, *_ = workload.scaled
+    names = np.array(trace.texts("name"))
+    for name in workload.names("test"):
+        start = workload.windows[name].start
+        known = workload.finished_before(name, 0, None)
+        ended = trace.submit_time + trace.duration <= start
+        assert 0 < len(known) <= ended.sum()
+        jobs = [job for other in workload.windows for job in workload.jobs(other, 0) if job.name in set(names[ended])]
+        assert sorted((job.user, job.epochs) for job in jobs) == sorted((user, epochs) for _, user, epochs in known)
+        newest = workload.finished_before(name, 0, 1.0)
+        assert set(newest) < set(known)
+        assert workload.finished_before(name, 0, 0.0) == ()
+    without = Experiment(synthetic(days=8)).workload
+    assert without.finished_before(without.names("test")[0], 0, None) == ()
+
+
+def test_history_changes_what_policies_see_and_not_the_jobs() -> None:
+    config = synthetic(days=8, load=0.9, mapping=LASTING)
+    seen, jobs = [], []
+    for days in (None, 0.0):
+        experiment = Experiment(
+            config.model_copy(update={"knowledge": ONLINE.model_copy(update={"history_days": days})})
+        )
+        window = experiment.windows("test")[-1]
+        jobs.append(experiment.jobs(window, 0))
+        cluster = experiment.cluster(window, 0)
+        seen.append(cluster.table_of(np.arange(len(cluster.store))))
+    assert jobs[0] == jobs[1]
+    assert seen[0].remaining_known.mean() > 0.9
+    assert not seen[1].remaining_known.any()
+    left = np.log(seen[0].remaining) - np.log([job.epochs for job in jobs[0]])
+    unknown = np.log(seen[1].remaining) - np.log([job.epochs for job in jobs[0]])
+    assert np.var(left) < 0.7 * np.var(unknown)
+
+
 @pytest.mark.parametrize("metric", ["goodput", "throughput"])
 def test_a_share_of_the_jobs_keeps_its_batch_size(metric: str) -> None:
     changed = Experiment(synthetic(metric=metric, mapping={"oversized": "skip", "fixed_batch": 0.5}))

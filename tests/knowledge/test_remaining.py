@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.jobs import JOB
+from rlpto.knowledge.history import NO_HISTORY
 from rlpto.knowledge.remaining import learnt_epochs
 
 FINISHED = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 8), st.booleans()), max_size=12)
@@ -21,7 +22,7 @@ def test_the_mean_stays_between_the_epochs_that_are_returned_with_it(
         row["finish_time"] = 60.0 if finished else np.nan
     jobs[-1]["type_index"], jobs[-1]["user"], jobs[-1]["progress"] = job_type, user, progress
 
-    mean, low, high = learnt_epochs(jobs, np.arange(3), jobs[-1])
+    mean, low, high = learnt_epochs(jobs, np.arange(3), NO_HISTORY, 0, jobs[-1])
     longer = [
         (epochs, whose) for what, whose, epochs, ended in others if ended and what == job_type and epochs > progress
     ]
@@ -32,6 +33,6 @@ def test_the_mean_stays_between_the_epochs_that_are_returned_with_it(
     assert low <= progress < high
     jobs[-1]["progress"] = later
     if low <= later < high:
-        np.testing.assert_equal(learnt_epochs(jobs, np.arange(3), jobs[-1]), (mean, low, high))
+        np.testing.assert_equal(learnt_epochs(jobs, np.arange(3), NO_HISTORY, 0, jobs[-1]), (mean, low, high))
     elif later >= high:
-        assert learnt_epochs(jobs, np.arange(3), jobs[-1])[1] >= high
+        assert learnt_epochs(jobs, np.arange(3), NO_HISTORY, 0, jobs[-1])[1] >= high

@@ -13,6 +13,7 @@ from rlpto.core.gpu_types import NO_GPU_TYPE, gpu_types_of
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.io.arrays import IntArray
+from rlpto.knowledge.history import FinishedJob, compile_history
 from rlpto.knowledge.known import UNSEEN_HOURS
 from rlpto.knowledge.remaining import AccuracyAt, RemainingKnowledge, RemainingWork
 from rlpto.performance.tables import NO_TYPE
@@ -26,19 +27,23 @@ STARTS = "starts"
 """Database key of the newest start delays: seconds from the decision that gave a job its first GPUs to its first
 step."""
 STARTS_KEPT = 20
+MOST_PAST = 20_000
+"""Newest finished jobs from which the lengths of others are learnt, in addition to those of the session."""
 
 
 @dataclass(frozen=True)
 class PolicyKnowledge:
     """Knowledge of policies about jobs. noise: errors of speeds, or None. estimates: estimates learned from reports.
     Default: the speed tables are used. remaining, tail: knowledge of remaining work (`rlpto.knowledge.known`).
-    unseen_hours: hours on one GPU that a job of unknown speed seems to need."""
+    unseen_hours: hours on one GPU that a job of unknown speed seems to need. past: jobs that finished and are not in
+    the session, oldest first; None: such jobs do not count."""
 
     noise: EstimateNoise | None = None
     estimates: OnlineEstimates | None = None
     remaining: RemainingKnowledge = "declared"
     tail: float = 1.0
     unseen_hours: float = UNSEEN_HOURS
+    past: tuple[FinishedJob, ...] | None = None
 
 
 class JobKnowledge:
@@ -61,7 +66,9 @@ class JobKnowledge:
         self.estimated, self.estimates = columns.tables, known.estimates
         self._columns, self._store, self._database, self._nodes = columns, columns.store, database, nodes
         self._noise, self._unseen_hours = known.noise, known.unseen_hours
+        self._past = None if known.past is None else list(known.past)
         self._remaining = RemainingWork(known.remaining, known.tail, self._store, columns.tables, accuracy_at)
+        self._take_history()
         self._remaining_shown = None if known.remaining == "declared" else self._remaining
         self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
         self._has_news = False
@@ -150,13 +157,22 @@ class JobKnowledge:
             self.estimates.append(jobs, specs, self._columns.tables)
         self.refresh(planned)
 
-    def keep(self, left: IntArray, planned: Mapping[int, Plan]) -> None:
-        """Keep jobs number `left`, as the columns do already. planned: by their new numbers."""
+    def keep(self, left: IntArray, planned: Mapping[int, Plan], finished: Sequence[FinishedJob]) -> None:
+        """Keep jobs number `left`, as the columns do already. planned: by their new numbers. finished: those of the
+        others that had finished."""
+        if self._past is not None:
+            self._past = [*self._past, *finished][-MOST_PAST:]
+        self._take_history()
         if self.estimates is not None:
             self.estimates.keep(left)
         self.refresh(planned)
 
     def take_tables(self, planned: Mapping[int, Plan]) -> None:
         """Use the tables that the columns have now, which include more models."""
-        self._remaining.take_tables(self._columns.tables)
+        self._take_history()
         self.refresh(planned)
+
+    def _take_history(self) -> None:
+        """Learn the remaining work from the finished jobs that there are now, by the present tables."""
+        tables = self._columns.tables
+        self._remaining.take_tables(tables, compile_history([self._past or ()], tables))

@@ -11,6 +11,7 @@ import numpy as np
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import JobError, RlptoError
+from rlpto.knowledge.history import FinishedJob
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, last_report, raised_in
 from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog
@@ -362,9 +363,13 @@ class JobTracker:
             self.reports.pop(job, None)
             self._losses.pop(job, None)
         self.submitted -= len(lost)
+        past = np.flatnonzero(ended & self.columns.finished)
+        progress = self.columns.store.progress[past].tolist()
+        jobs = [self.jobs[number] for number in past.tolist()]
+        finished = [FinishedJob(job.type, job.user, epochs) for job, epochs in zip(jobs, progress, strict=True)]
         self.columns.keep(left)
         self._renumber(tuple(self.jobs[i] for i in left.tolist()), tuple(self.ids[i] for i in left.tolist()))
-        self.knowledge.keep(left, self._planned())
+        self.knowledge.keep(left, self._planned(), finished)
         return lost
 
     def learn(self) -> None:

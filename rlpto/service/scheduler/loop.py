@@ -30,7 +30,14 @@ from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import SESSION, Catalogue
 from rlpto.service.scheduler.policy_catalogue import FALLBACK, catalogue_of, spec_of
 from rlpto.service.scheduler.retention import Retention
-from rlpto.service.scheduler.session import Environment, gpu_time_had, known_jobs, known_shape, volume_forecast
+from rlpto.service.scheduler.session import (
+    Environment,
+    finished_jobs,
+    gpu_time_had,
+    known_jobs,
+    known_shape,
+    volume_forecast,
+)
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import CurveWriter, StatusWriter
 from rlpto.service.settings import ServiceSettings
@@ -225,7 +232,8 @@ def make_scheduler(
     estimates = OnlineEstimates(
         jobs, specs, catalogue.programs, tables, gpu_types, method=rules.fit, pooled=True, most_epochs=MOST_TABLE_EPOCHS
     )
-    knowledge = PolicyKnowledge(None, estimates, rules.remaining, rules.tail, rules.unseen_hours)
+    past = finished_jobs(database, config, now)
+    knowledge = PolicyKnowledge(None, estimates, rules.remaining, rules.tail, rules.unseen_hours, past)
     timing, curves = session_rules(config, lambda *_: clock), CurveWriter()
     observers: list[Callable[[RayCluster], None]] = [status, *([] if ahead is None else [lambda _: ahead.publish()])]
     cluster = RayCluster(

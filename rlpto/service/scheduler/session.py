@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -14,8 +15,12 @@ from rlpto.core.policy import Policy
 from rlpto.core.queue_order import HALF_LIFE_S
 from rlpto.experiments.config import Config
 from rlpto.io.errors import JobError, RlptoError
+from rlpto.knowledge.history import FinishedJob
+from rlpto.knowledge.remaining import LEARNING
+from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.job_knowledge import MOST_PAST
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
@@ -28,6 +33,7 @@ MOST_GPUS = "most_gpus"
 """Database key of the most GPUs that one job could ever hold."""
 LOOKS_BACK_S, MOST_LOOKED_BACK = 14 * 86_400.0, 20_000
 """Seconds and jobs before a start of the scheduler from which its forecast of arrivals learns."""
+DAY_S = 86_400.0
 HALF_LIVES = 10
 """Half-lives after which a user's past GPU time no longer counts."""
 
@@ -90,6 +96,21 @@ def known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> t
     if unknown:
         database.forget(unknown)
     return jobs, specs
+
+
+def finished_jobs(store: Store, config: Config, now: float) -> tuple[FinishedJob, ...] | None:
+    """Finished jobs that the session has forgotten, oldest first, from which lengths are learnt; None if none count."""
+    known, usual = config.knowledge, config.workload.metric
+    if known.remaining not in LEARNING or known.history_days == 0:
+        return None
+    since = -math.inf if known.history_days is None else now - known.history_days * DAY_S
+    found = store.rows(
+        "SELECT program, metric, owner, progress FROM jobs WHERE state = 'finished' AND number IS NULL AND ended >= ? "
+        "ORDER BY seq DESC LIMIT ?",
+        (since, MOST_PAST),
+    )
+    found.reverse()
+    return tuple(FinishedJob(JobType(name, None, metric or usual), user, done) for name, metric, user, done in found)
 
 
 def volume_forecast(

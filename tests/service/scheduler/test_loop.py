@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlpto.experiments.config import Config
@@ -217,6 +218,25 @@ def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -
     assert queue(service.store)[0].reason == "no job starts: the service is drained"
     service.ask("drain", on=False)
     service.until(waiting, "finished")
+
+
+@pytest.mark.parametrize("days", [None, 0])
+def test_lengths_are_learnt_from_jobs_that_the_session_has_forgotten(tmp_path: Path, days: float | None) -> None:
+    setup = config(knowledge={"remaining": "learnt", "history_days": days})
+    service = VirtualService(tmp_path, setup)
+    for owner, length in (("ann", 4.0), ("ann", 6.0), ("bob", 20.0), ("bob", 2.0)):
+        service.until(service.submit(owner, length), "finished")
+    service.loop.retention.in_memory = 2
+    job = service.submit("ann", 50.0)
+
+    service.run(lambda: service.loop.cluster.ids == (job,))
+    for _ in range(2):
+        seen = service.loop.cluster.tracker.knowledge.table_of(np.array([0]))
+        assert seen.remaining_known[0] == (days is None)
+        if days is None:
+            assert seen.epochs[0] == pytest.approx(6.0), "two of hers, and the mean of all counts as a third"
+        service.restart()
+    service.close()
 
 
 def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:

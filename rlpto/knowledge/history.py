@@ -1,0 +1,104 @@
+"""Lengths of jobs that had finished before a window began, grouped by model and user for compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.core.jobs import user_code
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.by_reference import by_reference
+from rlpto.io.compiled import kernel
+from rlpto.performance.tables import JobType, SpeedTables
+
+GROUP = np.dtype([(name, "i8") for name in ("window", "type", "by_user", "user", "first", "end")], align=True)
+"""Jobs first to end - 1 are those of a window, a pooled type and a user; with by_user = 0, of all users."""
+
+
+class FinishedJob(NamedTuple):
+    """A job that has finished, and the epochs that it trained."""
+
+    job_type: JobType
+    user: str
+    epochs: float
+
+
+@by_reference
+class History(NamedTuple):
+    """Epochs of jobs that had finished before each of several windows began.
+
+    groups: [G] GROUP in ascending order. epochs: [H] of the groups' jobs, ascending within a group. longer: [H] sum of
+    `epochs` from each job to the end of its group.
+    """
+
+    groups: AnyArray
+    epochs: FloatArray
+    longer: FloatArray
+
+
+NO_HISTORY = History(np.zeros(0, dtype=GROUP), np.zeros(0), np.zeros(0))
+"""No job had finished."""
+
+
+def compile_history(windows: Sequence[Sequence[FinishedJob]], tables: SpeedTables) -> History:
+    """Group the jobs that had finished before each window. Jobs of types that the tables do not hold are left out."""
+    index = {job_type: int(tables.pooled[number]) for job_type, number in tables.submitted.items()}
+    found = [
+        (window, index[job.job_type], user_code(job.user), job.epochs)
+        for window, jobs in enumerate(windows)
+        for job in jobs
+        if job.job_type in index
+    ]
+    if not found:
+        return NO_HISTORY
+    number, types, users = np.array([job[:3] for job in found], dtype=np.int64).T
+    none = np.zeros_like(number)
+    keys = np.hstack([(number, types, none, none), (number, types, none + 1, users)])
+    epochs = np.tile([job[3] for job in found], 2)
+    order = np.lexsort((epochs, *keys[::-1]))
+    keys, epochs = keys[:, order], epochs[order]
+    first = np.flatnonzero(np.append(True, (np.diff(keys) != 0).any(axis=0)))
+    end = np.append(first[1:], len(epochs))
+    groups = np.zeros(len(first), dtype=GROUP)
+    for name, column in zip(GROUP.names or (), (*keys[:, first], first, end), strict=True):
+        groups[name] = column
+    longer = np.concatenate([np.cumsum(epochs[a:b][::-1])[::-1] for a, b in zip(first, end, strict=True)])
+    return History(groups, epochs, longer)
+
+
+@kernel()
+def longer_jobs(
+    history: History, window: int, job_type: int, by_user: int, user: int, progress: float
+) -> tuple[int, float, float, float]:
+    """Number and epochs of the jobs of a group that trained longer than `progress` epochs; 0 without such a group.
+
+    Also returns between which values of `progress`, the first included, this holds.
+    """
+    low, high = 0, len(history.groups)
+    while low < high:
+        middle = (low + high) // 2
+        group = history.groups[middle]
+        if group.window != window:
+            before = group.window < window
+        elif group.type != job_type:
+            before = group.type < job_type
+        elif group.by_user != by_user:
+            before = group.by_user < by_user
+        else:
+            before = group.user < user
+        if before:
+            low = middle + 1
+        else:
+            high = middle
+    if low == len(history.groups):
+        return 0, 0.0, -np.inf, np.inf
+    group = history.groups[low]
+    if group.window != window or group.type != job_type or group.by_user != by_user or group.user != user:
+        return 0, 0.0, -np.inf, np.inf
+    at = group.first + np.searchsorted(history.epochs[group.first : group.end], progress, side="right")
+    shorter = history.epochs[at - 1] if at > group.first else -np.inf
+    if at == group.end:
+        return 0, 0.0, shorter, np.inf
+    return group.end - at, history.longer[at], shorter, history.epochs[at]
