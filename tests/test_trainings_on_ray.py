@@ -140,7 +140,7 @@ def test_killed_processes_change_no_digit(cluster: LocalCluster, workers: RayWor
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_last_update_of_each_seed(workers: RayWorkers, tmp_path: Path) -> None:
-    config = small(windows=800, evaluate_every=800)
+    config = small(windows=2400, evaluate_every=2400)  # so that no seed ends before the other has begun
     begin_training(config, tmp_path / "run", 2, fresh=False)
     runs, learning = sorted((tmp_path / "run").glob("seed-*")), Path(tempfile.gettempdir())
 
@@ -161,7 +161,7 @@ def test_ctrl_c_keeps_the_last_update_of_each_seed(workers: RayWorkers, tmp_path
             go_on()
         interrupting.result()
     assert kept == {run: steps(run) for run in runs}
-    assert max(kept.values()) < 800
+    assert max(kept.values()) < 2400
     wait_for(lambda: not [*learning.glob("rlpto-training-*")])
     go_on()
     assert_same(train(tmp_path / "here", config, seeds=2) / "seed-1", runs[1])
