@@ -147,7 +147,7 @@ class Experiment:
 
     def _history(self, window: str, seed: int, tables: SpeedTables) -> History:
         """`past`, compiled. The latest is kept, for the next policy."""
-        key = window, seed, len(tables.types)
+        key = window, seed, id(tables)  # the workload keeps its tables
         if self._latest_history is None or self._latest_history[0] != key:
             self._latest_history = key, compile_history([self.past(window, seed)], tables)
         return self._latest_history[1]

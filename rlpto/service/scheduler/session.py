@@ -24,6 +24,7 @@ from rlpto.ray_cluster.scheduler.job_knowledge import MOST_PAST
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
+from rlpto.service.scheduler.retention import DAY_S
 from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
@@ -33,7 +34,6 @@ MOST_GPUS = "most_gpus"
 """Database key of the most GPUs that one job could ever hold."""
 LOOKS_BACK_S, MOST_LOOKED_BACK = 14 * 86_400.0, 20_000
 """Seconds and jobs before a start of the scheduler from which its forecast of arrivals learns."""
-DAY_S = 86_400.0
 HALF_LIVES = 10
 """Half-lives after which a user's past GPU time no longer counts."""
 
