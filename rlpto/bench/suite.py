@@ -67,8 +67,10 @@ class Case:
 
     @property
     def drawing(self) -> Config:
-        """The configuration that draws its jobs: training and validation windows of the same workload."""
-        return _config({**self.settings, "name": f"bench-{self.id}", "description": f"Training windows of {self.id}"})
+        """The configuration that draws its jobs: training and validation windows of the same workload, whose jobs all
+        finish, since an agent that learns from whole windows needs that."""
+        own = {"name": f"bench-{self.id}", "description": f"Training windows of {self.id}"}
+        return _config(_merged(self.settings, {**own, "simulator": {"max_hours": None}}))
 
     def config(self) -> Config:
         """The configuration of the case itself, whose windows are frozen.

@@ -21,6 +21,7 @@ from rlpto.bench.submissions import CARD, RESULTS, Card, board, new_card, read_c
 from rlpto.bench.suite import FIFO_FILE, FOLDER, REALISTIC, VERSION, case_env, cases, digests, find_case
 from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.training_runs import check_whole_windows
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import alone_in
 from rlpto.io.workers import LocalWorkers
@@ -68,6 +69,11 @@ def test_the_jobs_of_all_cases_that_ship_are_those_of_their_digests() -> None:
 
 def test_jobs_drawn_again_are_the_frozen_ones() -> None:
     assert digest_of(find_case("microsoft03-0.7").draw()) == digests()["microsoft03-0.7"]
+
+
+def test_agents_may_learn_from_whole_windows_of_every_case() -> None:
+    for case in cases():
+        check_whole_windows(case.drawing)
 
 
 @pytest.mark.parametrize(
