@@ -15,7 +15,7 @@ import numpy as np
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.gpu_types import GpuTypes
 from rlpto.core.job_store import JobStore
-from rlpto.core.jobs import JOB, EstimateNoise, Job
+from rlpto.core.jobs import JOB, EstimateNoise, FinishedJob, Job
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import INTERVAL
 from rlpto.core.rewards import TERMS, RewardWeights, weigh
@@ -25,7 +25,7 @@ from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import copy_rows, kernel, njit
 from rlpto.io.errors import ConfigError
 from rlpto.knowledge.by_size import ALL_KNOWN, CompiledEstimates
-from rlpto.knowledge.history import FinishedJob, History, compile_history
+from rlpto.knowledge.history import History, compile_history
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.batch_loop import (

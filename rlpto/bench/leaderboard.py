@@ -12,7 +12,7 @@ from rlpto.agents.archive import FORMATS, deciding
 from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, runnable
-from rlpto.bench.suite import EXACT, REALISTIC, VERSION, cases
+from rlpto.bench.suite import EXACT, HISTORY, REALISTIC, VERSION, cases
 from rlpto.evaluation.plots import COLOURS, INK, empty_figure, png
 from rlpto.io.archive import read_archive
 from rlpto.io.errors import ConfigError, RlptoError
@@ -20,9 +20,15 @@ from rlpto.io.files import whole_file
 from rlpto.io.markdown import markdown_table
 from rlpto.policies.registry import make_policy
 
-HEADINGS = {REALISTIC: "What a real scheduler knows", EXACT: "An oracle's knowledge"}
+HEADINGS = {
+    REALISTIC: "What a real scheduler knows",
+    HISTORY: "What a scheduler with history knows",
+    EXACT: "An oracle's knowledge",
+}
 ABOUT = {
     REALISTIC: "Speeds that jobs have shown, shared among jobs of a model; lengths of finished jobs of the same user.",
+    HISTORY: "The same, and lengths of all jobs of the trace that had finished before the window. Users, with their "
+    "models, last for the whole trace.",
     EXACT: "True speeds and true remaining work.",
 }
 
@@ -169,7 +175,7 @@ def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
     if not (shown := {division: entries for division, entries in ranked.items() if entries}):
         raise ConfigError(f"{path}: nothing to plot, no submission has all cases of a division")
     longest = max(map(len, shown.values()))
-    figure = empty_figure(9.0, 0.9 + 0.28 * longest)
+    figure = empty_figure(max(4.5 * len(shown), 9.0), 0.9 + 0.28 * longest)
     for axes, (division, entries) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
         middle, low, high = np.array([entry.scores.interval for entry in entries]).T
         at = np.arange(len(entries))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,10 +16,11 @@ import yaml
 from rlpto.io.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from rlpto.core.jobs import Job
+    from rlpto.core.jobs import FinishedJob
     from rlpto.envs.cluster_env import ClusterEnv
     from rlpto.envs.vector import ClusterVectorEnv
     from rlpto.experiments.config import Config
+    from rlpto.workloads.frozen import FrozenJobs
 
 FOLDER = Path(__file__).parent
 SUITE_FILE, DIGESTS_FILE, FIFO_FILE = (FOLDER / name for name in ("suite.yaml", "digests.yaml", "fifo.csv"))
@@ -26,8 +28,8 @@ VERSION = 1
 """Version of the suite, which is part of the ids of its environments."""
 BUILT = Path("runs/bench/jobs")
 """Folder, in the working directory, in which the jobs of cases that do not ship are built."""
-REALISTIC, EXACT = "realistic", "exact"
-"""Divisions: the knowledge of a real scheduler, and of an oracle."""
+DIVISIONS = REALISTIC, HISTORY, EXACT = "realistic", "history", "exact"
+"""Knowledge of policies: of a real scheduler, of one that has the jobs before the window too, and of an oracle."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,20 @@ class Case:
         text = json.dumps([VERSION, decides, kept[self.jobs]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def draw(self) -> dict[str, list[Job]]:
-        """Draw the jobs of its test windows from their source."""
+    def draw(self) -> FrozenJobs:
+        """Draw the jobs of its test windows, and those that had finished before, from their source."""
         from rlpto.experiments.experiment import Experiment
+        from rlpto.workloads.frozen import FrozenJobs
 
         experiment = Experiment(self.drawing)
-        return {window: experiment.jobs(window, experiment.config.seed) for window in experiment.windows("test")}
+        seed, found, known = experiment.config.seed, FrozenJobs({}), Counter["FinishedJob"]()
+        for window in experiment.windows("test"):
+            found.windows[window] = experiment.jobs(window, seed)
+            if finished := Counter(experiment.past(window, seed)):
+                new = (finished - known).elements()
+                found.past[window] = sorted(new, key=lambda job: (job.user, job.epochs, str(job.job_type)))
+                known = finished
+        return found
 
     @property
     def drawing(self) -> Config:
@@ -114,17 +124,22 @@ def cases() -> tuple[Case, ...]:
         config = yaml.safe_load((FOLDER.parent / "configs" / f"{name}.yaml").read_text(encoding="utf-8"))
         settings = {key: config[key] for key in ("seed", "cluster", "workload", "profiles")}
         drawn[name] = (name, _merged(_merged(common, settings), own), True)
+    lasting = {
+        name: (f"{jobs}-{HISTORY}", _merged(settings, suite["lasting"]), ships)
+        for name, (jobs, settings, ships) in drawn.items()
+        if ships and name not in suite["apart"]
+    }
     return tuple(
         Case(
             name if division == REALISTIC else f"{name}-{division}",
             jobs,
             division,
-            {**settings, "knowledge": known},
+            {**settings, "knowledge": suite["knowledge"][division]},
             ships,
             ships and name not in suite["apart"],
         )
-        for division, known in suite["knowledge"].items()
-        for name, (jobs, settings, ships) in drawn.items()
+        for division in DIVISIONS
+        for name, (jobs, settings, ships) in (lasting if division == HISTORY else drawn).items()
     )
 
 

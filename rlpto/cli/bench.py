@@ -54,7 +54,8 @@ def run(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            "--case", help="A case, or a division: realistic, exact; may be repeated. All that count by default."
+            "--case",
+            help="A case, or a division: realistic, history, exact; may be repeated. All that count by default.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name on the leaderboard; that of the policy if not given.")] = None,
@@ -73,10 +74,10 @@ def run(
     """Run policies on cases and write submissions: card.yaml, results.csv, the policy's files. May be interrupted."""
     from rlpto.bench.results import Scores
     from rlpto.bench.submissions import board, new_card, run_all
-    from rlpto.bench.suite import EXACT, REALISTIC, cases, find_case
+    from rlpto.bench.suite import DIVISIONS, cases, find_case
     from rlpto.policies.spec import parse_spec
 
-    divisions = {text: [one for one in cases() if one.counts and one.division == text] for text in (REALISTIC, EXACT)}
+    divisions = {text: [one for one in cases() if one.counts and one.division == text] for text in DIVISIONS}
     wanted = [one for text in case or divisions for one in divisions.get(text) or [find_case(text)]]
     unique = list({one.id: one for one in wanted}.values())
     if ALL in policies:
@@ -94,7 +95,7 @@ def run(
         console.print(f"{len(cards)} submissions: rlpto bench table {folder.parent}")
         return
     table = make_table("case", "score")
-    for division in (REALISTIC, EXACT):
+    for division in DIVISIONS:
         scores = Scores(rows[0], division)
         for one, score in scores.by_case().items():
             table.add_row(one, f"{score:.1f}")
@@ -197,13 +198,13 @@ def build(
 
     for name in names:
         case = find_case(name)
-        windows = case.draw()
-        digest = digest_of(windows)
+        jobs = case.draw()
+        digest = digest_of(jobs)
         if not unchecked and digest != digests().get(case.jobs):
             raise ConfigError(
                 f"case {name}: other jobs than those of the suite were drawn; expected the published file"
             )
-        write_jobs(windows, (out or BUILT) / f"{case.jobs}.parquet")
+        write_jobs(jobs, (out or BUILT) / f"{case.jobs}.parquet")
         print(f"{case.jobs}: {digest}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 
@@ -79,6 +80,14 @@ class Job:
     def type(self) -> JobType:
         """The job type, which determines the job's speed."""
         return JobType(self.model, self.batch_size, self.metric, gpu_types=self.gpu_types)
+
+
+class FinishedJob(NamedTuple):
+    """A job that has finished, and the epochs that it trained."""
+
+    job_type: JobType
+    user: str
+    epochs: float
 
 
 @cache

@@ -16,7 +16,7 @@ import numpy as np
 from rlpto.arrivals.online import ClassForecasts, WindowForecasts, load_model
 from rlpto.core.cluster import background_at, check_servers_fit, place_background
 from rlpto.core.job_store import JobStore
-from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.jobs import EstimateNoise, FinishedJob, Job
 from rlpto.core.loop import run
 from rlpto.core.policy import LookaheadPolicy, Policy, chooses, naming_line, reads_speeds
 from rlpto.core.records import RunRecord
@@ -28,7 +28,7 @@ from rlpto.experiments.workload import CHOICES, Choice, WindowedWorkload, window
 from rlpto.forecasting.base import Forecaster
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.knowledge.by_size import COMPILED_WORK
-from rlpto.knowledge.history import FinishedJob, History, compile_history
+from rlpto.knowledge.history import History, compile_history
 from rlpto.knowledge.known import BatchCache, Knowledge
 from rlpto.knowledge.remaining import LEARNING
 from rlpto.performance.compile import load_profiles

@@ -15,18 +15,17 @@ import numpy as np
 from rlpto.arrivals.online import Past, past_of
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.job_store import stop_epochs
-from rlpto.core.jobs import Job
+from rlpto.core.jobs import FinishedJob, Job
 from rlpto.experiments.config import Config
 from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.io.errors import ConfigError, JobError, TraceError
-from rlpto.knowledge.history import FinishedJob
 from rlpto.performance.compile import chosen_batch_sizes, compile_tables
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
-from rlpto.workloads.frozen import read_jobs
+from rlpto.workloads.frozen import FrozenJobs, read_jobs
 from rlpto.workloads.listed import LISTED_WINDOW, listed_jobs, listed_trace, mix
 from rlpto.workloads.load import draw_trace, offered_load, scale_load
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
@@ -164,8 +163,13 @@ class WindowedWorkload:
         workload, most = self._settings, self._shape.most_gpus
         if workload.source == "jobs":
             return {LISTED_WINDOW: listed_jobs(workload.jobs, self._profiles.facts, most, workload.metric)}
-        found = read_jobs(self._one_file())
+        found = self._frozen.windows
         return {window: sorted(jobs, key=lambda job: job.submit_time) for window, jobs in found.items()}
+
+    @cached_property
+    def _frozen(self) -> FrozenJobs:
+        """The content of the file of a workload with source frozen."""
+        return read_jobs(self._one_file())
 
     @cached_property
     def _recorded(self) -> list[tuple[Window, Trace]]:
@@ -334,7 +338,14 @@ class WindowedWorkload:
 
     def finished_before(self, window: str, seed: int, days: float | None) -> tuple[FinishedJob, ...]:
         """Return the jobs of the trace that were submitted up to `days` before a window, default: at any time, and had
-        finished when it began, by the recorded times; none where every window has jobs of its own."""
+        finished when it began, by the recorded times; none where every window has jobs of its own.
+
+        Raises ConfigError for a limit in days of frozen jobs, whose times are not known.
+        """
+        if self._settings.source == "frozen":
+            if days:
+                raise ConfigError(f"knowledge.history_days: {days:g}, frozen jobs have no dates; expected null or 0")
+            return self._frozen.finished_before(window) if days is None else ()
         if not self._settings.mapping.lasting:
             return ()
         (trace, jobs), start = self._mapped_trace(seed), self.windows[window].start

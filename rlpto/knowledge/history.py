@@ -7,22 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.core.jobs import user_code
+from rlpto.core.jobs import FinishedJob, user_code
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import kernel
-from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.tables import SpeedTables
 
 GROUP = np.dtype([(name, "i8") for name in ("window", "type", "by_user", "user", "first", "end")], align=True)
 """Jobs first to end - 1 are those of a window, a pooled type and a user; with by_user = 0, of all users."""
-
-
-class FinishedJob(NamedTuple):
-    """A job that has finished, and the epochs that it trained."""
-
-    job_type: JobType
-    user: str
-    epochs: float
 
 
 @by_reference

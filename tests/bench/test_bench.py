@@ -59,16 +59,18 @@ def copied(submission: Path, tmp_path: Path) -> Path:
 def test_the_jobs_of_all_cases_that_ship_are_those_of_their_digests() -> None:
     shipped = [case for case in cases() if case.ships]
     assert len(shipped) >= 24
-    assert {case.division for case in shipped} == {"realistic", "exact"}
+    assert {case.division for case in shipped} == {"realistic", "history", "exact"}
     for name in {case.jobs for case in shipped}:
-        windows = read_jobs(FOLDER / "jobs" / f"{name}.parquet")
-        assert digest_of(windows) == digests()[name], name
-        assert len(windows) >= 5
+        jobs = read_jobs(FOLDER / "jobs" / f"{name}.parquet")
+        assert digest_of(jobs) == digests()[name], name
+        assert len(jobs.windows) >= 5
+        assert len(jobs.past) == (len(jobs.windows) if name.endswith("-history") else 0)
     assert len({case.digest for case in cases()}) == len(cases())
 
 
-def test_jobs_drawn_again_are_the_frozen_ones() -> None:
-    assert digest_of(find_case("microsoft03-0.7").draw()) == digests()["microsoft03-0.7"]
+@pytest.mark.parametrize("name", ["microsoft03-0.7", "microsoft04-0.9-history"])
+def test_jobs_drawn_again_are_the_frozen_ones(name: str) -> None:
+    assert digest_of(find_case(name).draw()) == digests()[name]
 
 
 def test_agents_may_learn_from_whole_windows_of_every_case() -> None:
@@ -76,11 +78,30 @@ def test_agents_may_learn_from_whole_windows_of_every_case() -> None:
         check_whole_windows(case.drawing)
 
 
+def test_frozen_history_gives_the_results_of_the_trace() -> None:
+    """The first window with what had finished, and without."""
+    case = find_case("microsoft04-0.9-history")
+    frozen, drawn = Experiment(case.config()), Experiment(case.drawing)
+    window = frozen.windows()[0]
+    assert sorted(map(str, frozen.past(window, 0))) == sorted(map(str, drawn.past(window, 0)))
+    config = case.config()
+    forgetful = config.model_copy(update={"knowledge": config.knowledge.model_copy(update={"history_days": 0.0})})
+    known, again, unknown = (
+        one.run_policy(one.policy("index"), window, 0).jobs.finish_time
+        for one in (frozen, drawn, Experiment(forgetful))
+    )
+    np.testing.assert_array_equal(known, again)
+    assert not np.array_equal(known, unknown)
+
+
 @pytest.mark.parametrize(
     "name",
     few(
-        ["microsoft04-0.9", "synthetic-0.7-exact", "synthetic-failures", "kinds-exact", "llm", "llm_kinds-exact"],
-        *("microsoft04-0.9", "synthetic-failures", "kinds-exact"),
+        [
+            *("microsoft04-0.9", "synthetic-0.7-exact", "synthetic-failures", "kinds-exact", "llm", "llm_kinds-exact"),
+            *("microsoft03-1.1-history", "synthetic-failures-history", "kinds-history"),
+        ],
+        *("microsoft04-0.9", "synthetic-failures-history", "kinds-exact"),
     ),
 )
 def test_no_result_has_moved(name: str) -> None:
@@ -364,7 +385,7 @@ def few_jobs(rows: list[Row]) -> int:
 
     def jobs(seed: int) -> int:
         row = rows[np.random.default_rng(seed).choice(len(rows), 1)[0]]
-        return len(jobs_of(FOLDER / "jobs" / f"{find_case(row.case).jobs}.parquet")[row.window])
+        return len(jobs_of(FOLDER / "jobs" / f"{find_case(row.case).jobs}.parquet").windows[row.window])
 
     return min(range(100), key=jobs)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlpto.bench.leaderboard import entries_of, page
 from rlpto.bench.submissions import verify
 from rlpto.bench.suite import FIFO_FILE
-from rlpto.core.jobs import Job
+from rlpto.core.jobs import FinishedJob, Job
 from rlpto.experiments.config import load_config, resolved_yaml
 from rlpto.experiments.sweep import read_space
 from rlpto.io.settings_text import described_yaml
@@ -29,7 +29,7 @@ from rlpto.workloads.arrival_counts import arrivals_per_interval, read_series
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
-from rlpto.workloads.frozen import digest_of, read_jobs, write_jobs
+from rlpto.workloads.frozen import FrozenJobs, digest_of, read_jobs, write_jobs
 from rlpto.workloads.importers import detect_format, import_trace
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import make_trace, read_trace, write_trace
@@ -120,7 +120,8 @@ def test_trace_parquet(draw: Draw, folder: Path) -> None:
 @fuzzed()
 def test_frozen_jobs(draw: Draw, folder: Path) -> None:
     path = folder / "jobs.parquet"
-    write_jobs({"w": [Job("a", 0.0, "ncf", 1.0, 5.0), Job("b", 1.0, "bert", 2.0, 5.0, batch_size=48)]}, path)
+    jobs = [Job("a", 0.0, "ncf", 1.0, 5.0), Job("b", 1.0, "bert", 2.0, 5.0, batch_size=48)]
+    write_jobs(FrozenJobs({"w": jobs}, {"w": [FinishedJob(jobs[0].type, "ann", 1.0)]}), path)
     path.write_bytes(draw(broken_bytes(path.read_bytes())))
     digest_of(read_jobs(path))
 

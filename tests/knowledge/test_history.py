@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.core.jobs import JOB, user_code
+from rlpto.core.jobs import JOB, FinishedJob, user_code
 from rlpto.io.arrays import AnyArray
-from rlpto.knowledge.history import NO_HISTORY, FinishedJob, compile_history, longer_jobs
+from rlpto.knowledge.history import NO_HISTORY, compile_history, longer_jobs
 from rlpto.knowledge.remaining import OF_ALL, learnt_epochs
 from rlpto.performance.tables import JobType
 

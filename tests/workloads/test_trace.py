@@ -1,5 +1,6 @@
 """Traces, and files of jobs as they were drawn."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.core.jobs import Job
+from rlpto.core.jobs import FinishedJob, Job
 from rlpto.core.stopping import StopRule
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError, JobError, TraceError
 from rlpto.workloads.files import files_by_split, read_any
-from rlpto.workloads.frozen import digest_of, read_jobs, write_jobs
+from rlpto.workloads.frozen import FrozenJobs, digest_of, read_jobs, write_jobs
 from rlpto.workloads.trace import (
     COLUMNS,
     Trace,
@@ -137,23 +138,54 @@ JOBS = [
     Job("a", 0.1 + 0.2, "ncf", epochs=3.3, data_size=1e6, requested_gpus=2, max_gpus=8, priority=2, user="ann"),
     Job("b", 7.0, "bert", epochs=1.0, data_size=5.0, batch_size=48, metric="efficiency", stop=StopRule()),
 ]
-WINDOWS = {"first": JOBS, "second": JOBS[:1]}
-LIMITED = {"first": [replace(JOBS[0], gpu_types=("a100", "t4")), JOBS[1]]}
+WINDOWS = FrozenJobs({"first": JOBS, "second": JOBS[:1]})
+LIMITED = FrozenJobs({"first": [replace(JOBS[0], gpu_types=("a100", "t4")), JOBS[1]]})
+PAST = [FinishedJob(job.type, job.user, job.epochs) for job in (*JOBS, *LIMITED.windows["first"])]
+WITH_PAST = FrozenJobs(WINDOWS.windows, {"first": PAST[:1], "second": PAST[1:]})
 
 
 def test_jobs_come_back_as_they_were_written(tmp_path: Path) -> None:
     write_jobs(WINDOWS, tmp_path / "jobs.parquet")
     assert read_jobs(tmp_path / "jobs.parquet") == WINDOWS
     assert digest_of(WINDOWS) == digest_of(read_jobs(tmp_path / "jobs.parquet"))
-    assert digest_of(WINDOWS) != digest_of({**WINDOWS, "second": [replace(JOBS[0], submit_time=0.3)]})
+    assert digest_of(WINDOWS) != digest_of(FrozenJobs({"first": JOBS, "second": [replace(JOBS[0], submit_time=0.3)]}))
     write_jobs(LIMITED, tmp_path / "limited.parquet")
     assert read_jobs(tmp_path / "limited.parquet") == LIMITED
-    assert digest_of(LIMITED) != digest_of({"first": JOBS})
+    assert digest_of(LIMITED) != digest_of(FrozenJobs({"first": JOBS}))
 
 
-def test_files_of_jobs_without_gpu_types_are_read(tmp_path: Path) -> None:
+def test_jobs_that_had_finished_come_back_for_their_windows(tmp_path: Path) -> None:
+    write_jobs(WITH_PAST, tmp_path / "jobs.parquet")
+    found = read_jobs(tmp_path / "jobs.parquet")
+    assert found == WITH_PAST
+    assert digest_of(found) == digest_of(WITH_PAST) != digest_of(WINDOWS)
+    assert found.finished_before("first") == tuple(PAST[:1])
+    assert found.finished_before("second") == tuple(PAST)
+    frozen = ["workload.source=frozen", f"workload.path={tmp_path / 'jobs.parquet'}", "workload.load=null"]
+    for days, known in (("null", PAST), ("0", [])):
+        experiment = Experiment(load_config("quickstart", [*frozen, f"knowledge.history_days={days}"]))
+        assert experiment.past("second", 0) == tuple(known)
+    with pytest.raises(ConfigError, match="history_days: 7, frozen jobs have no dates"):
+        Experiment(load_config("quickstart", [*frozen, "knowledge.history_days=7"])).past("second", 0)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "problem"),
+    [
+        (FrozenJobs({"first": JOBS}, {"second": PAST[:1]}), "finished jobs before window second, which has no jobs"),
+        (FrozenJobs({"first": JOBS}, {"first": [PAST[0]._replace(epochs=math.nan)]}), "a finished job of model ncf"),
+    ],
+)
+def test_impossible_finished_jobs_are_refused(tmp_path: Path, jobs: FrozenJobs, problem: str) -> None:
+    write_jobs(jobs, tmp_path / "jobs.parquet")
+    with pytest.raises(TraceError, match=rf"jobs\.parquet: {problem}"):
+        read_jobs(tmp_path / "jobs.parquet")
+
+
+def test_files_of_jobs_without_later_columns_are_read(tmp_path: Path) -> None:
     write_jobs(WINDOWS, tmp_path / "jobs.parquet")
-    pq.write_table(pq.read_table(tmp_path / "jobs.parquet").drop_columns("gpu_types"), tmp_path / "older.parquet")
+    table = pq.read_table(tmp_path / "jobs.parquet").drop_columns(["gpu_types", "past"])
+    pq.write_table(table, tmp_path / "older.parquet")
     assert read_jobs(tmp_path / "older.parquet") == WINDOWS
 
 

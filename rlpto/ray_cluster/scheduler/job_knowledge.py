@@ -11,9 +11,9 @@ import numpy as np
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.gpu_types import NO_GPU_TYPE, gpu_types_of
 from rlpto.core.job_table import JobTable
-from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.jobs import EstimateNoise, FinishedJob, Job
 from rlpto.io.arrays import IntArray
-from rlpto.knowledge.history import FinishedJob, compile_history
+from rlpto.knowledge.history import compile_history
 from rlpto.knowledge.known import UNSEEN_HOURS
 from rlpto.knowledge.remaining import AccuracyAt, RemainingKnowledge, RemainingWork
 from rlpto.performance.tables import NO_TYPE

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.core.jobs import Job
+from rlpto.core.jobs import FinishedJob, Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import JobError, RlptoError
-from rlpto.knowledge.history import FinishedJob
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, last_report, raised_in
 from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 from rlpto.arrivals.volume import VolumeForecast
 from rlpto.core.cluster import ClusterShape
-from rlpto.core.jobs import Job
+from rlpto.core.jobs import FinishedJob, Job
 from rlpto.core.policy import Policy
 from rlpto.core.queue_order import HALF_LIFE_S
 from rlpto.experiments.config import Config
 from rlpto.io.errors import JobError, RlptoError
-from rlpto.knowledge.history import FinishedJob
 from rlpto.knowledge.remaining import LEARNING
 from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.messages import JobSpec
