@@ -47,8 +47,10 @@ def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(entries: dict[
         assert len(scores) == (len(entries[case.division]) if case.counts else 0)
     assert "| test-006 | 17 |" in pages["cases/microsoft03-0.7"]
     assert "fails every 100 h" in pages["cases/synthetic-failures"]
-    assert len(re.findall(r"^\| \[", pages["cases/README"], re.MULTILINE)) == len(pages) - 1 == sum(
-        case.division == REALISTIC for case in cases()
+    assert (
+        len(re.findall(r"^\| \[", pages["cases/README"], re.MULTILINE))
+        == len(pages) - 1
+        == sum(case.division == REALISTIC for case in cases())
     )
 
 
