@@ -181,7 +181,7 @@ def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
         at = np.arange(len(entries))
         axes.barh(at, middle, xerr=np.maximum([middle - low, high - middle], 0.0), color=COLOURS[0], ecolor=INK)
         axes.set_yticks(at, [entry.card.name for entry in entries])
-        axes.invert_yaxis()
+        axes.set_ylim(longest - 0.5, -0.5)
         axes.set_xlim(min(0.0, float(low.min()) - 2), 100)
         axes.set_title(HEADINGS[division], fontsize=10, loc="left")
         axes.set_xlabel("score: 0 is fifo, 100 the lower bound")
