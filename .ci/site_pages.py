@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlpto.bench.leaderboard import ABOUT, HEADINGS, Entry
 from rlpto.bench.results import FIGURES, read_rows
-from rlpto.bench.suite import DIVISIONS, FIFO_FILE, FOLDER, REALISTIC, VERSION, Case, cases, find_case
+from rlpto.bench.suite import DIVISIONS, FIFO_FILE, FOLDER, REALISTIC, VERSION, Case, cases, find_case, id_of
 from rlpto.core.policy import PolicyClass
 from rlpto.evaluation.metrics import completion_times
 from rlpto.evaluation.plots import gantt, png
@@ -71,7 +71,7 @@ def case_pages(entries: Entries) -> dict[str, str]:
     pages, listed = {}, [["case", "load", "cluster", "windows", "jobs in a window", *best_of]]
     by_id = {case.id: case for case in cases()}
     for case in (case for case in cases() if case.division == REALISTIC):
-        own = [by_id.get(case.id if name == REALISTIC else f"{case.id}-{name}") for name in DIVISIONS]
+        own = [by_id.get(id_of(case.id, name)) for name in DIVISIONS]
         workload, failures = case.settings["workload"], case.settings["simulator"].get("failures")
         nodes = case.settings["cluster"]["nodes"]
         cluster = ", ".join(f"{one['count']} x {one['gpus']} {one.get('gpu', '')} GPUs" for one in nodes).replace(

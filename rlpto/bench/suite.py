@@ -61,7 +61,7 @@ class Case:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def draw(self) -> FrozenJobs:
-        """Draw the jobs of its test windows, and those that had finished before, from their source."""
+        """Draw the jobs of its test windows, and the jobs that had finished before each, from their source."""
         from rlpto.experiments.experiment import Experiment
         from rlpto.workloads.frozen import FrozenJobs
 
@@ -101,6 +101,11 @@ class Case:
         return _config({**self.settings, "workload": {"source": "frozen", "path": str(path)}})
 
 
+def id_of(name: str, division: str) -> str:
+    """The id of a case in a division. name: its id in the realistic one."""
+    return name if division == REALISTIC else f"{name}-{division}"
+
+
 def case_ids() -> list[str]:
     """Names of all cases, realistic ones first."""
     return [case.id for case in cases()]
@@ -131,7 +136,7 @@ def cases() -> tuple[Case, ...]:
     }
     return tuple(
         Case(
-            name if division == REALISTIC else f"{name}-{division}",
+            id_of(name, division),
             jobs,
             division,
             {**settings, "knowledge": suite["knowledge"][division]},

@@ -232,7 +232,8 @@ class KnowledgeSettings(Settings):
     unknown: `tail` times the epochs that a job has done, the fallback of all other sources where they have no data."""
     history_days: float | None = Field(None, ge=0, le=36_500)
     """learnt, learnt_or_curve; days before a window whose finished jobs count too. They are known where users, models
-    and lengths are those of the whole trace (workload.mapping.lasting). Default: all; 0: none."""
+    and lengths are those of the whole trace (workload.mapping.lasting), and where frozen jobs come with them
+    (all or none of them). Default: all; 0: none."""
     tail: float = Field(2.0, gt=0, le=100)
     """Remaining epochs of a job of unknown length, as a multiple of the epochs it has done."""
     unseen_hours: float = Field(UNSEEN_HOURS, gt=0, le=10**6)

@@ -71,6 +71,9 @@ class Experiment:
             raise ConfigError(
                 f"queue.reserve_after: {reserved:g} s, but the cluster has {types} GPU types: expected null"
             )
+        days = config.knowledge.history_days
+        if days and config.workload.source == "frozen":
+            raise ConfigError(f"knowledge.history_days: {days:g}, but frozen jobs have no dates: expected null or 0")
         self.background = place_background(config.workload.background, shape)
         self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))
         self._latest_history: tuple[tuple[str, int, int], History] | None = None

@@ -340,12 +340,10 @@ class WindowedWorkload:
         """Return the jobs of the trace that were submitted up to `days` before a window, default: at any time, and had
         finished when it began, by the recorded times; none where every window has jobs of its own.
 
-        Raises ConfigError for a limit in days of frozen jobs, whose times are not known.
+        days: frozen jobs have no dates, so all count or none (0).
         """
         if self._settings.source == "frozen":
-            if days:
-                raise ConfigError(f"knowledge.history_days: {days:g}, frozen jobs have no dates; expected null or 0")
-            return self._frozen.finished_before(window) if days is None else ()
+            return () if days == 0 else self._frozen.finished_before(window)
         if not self._settings.mapping.lasting:
             return ()
         (trace, jobs), start = self._mapped_trace(seed), self.windows[window].start

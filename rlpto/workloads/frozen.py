@@ -117,7 +117,7 @@ def _finished(row: dict[str, Any]) -> FinishedJob:
 
 
 def _rows(jobs: FrozenJobs) -> list[dict[str, Any]]:
-    """Return the jobs as rows: those of windows first, then those that had finished."""
+    """Return the jobs as rows: jobs of windows first, then jobs that had finished."""
     rows: list[dict[str, Any]] = []
     for window, job in ((window, job) for window, of_window in jobs.windows.items() for job in of_window):
         own = {"window": window, "batch_size": job.batch_size or 0, "stop": "" if job.stop is None else job.stop.text}

@@ -92,16 +92,16 @@ def secrets(cluster: SimulatedCluster, state: ClusterState) -> FloatArray:
     store, active = cluster.store, state.jobs.index[state.jobs.progress < cluster.store.stop_epoch[state.jobs.index]]
     to_come = np.flatnonzero(store.submit_time > state.time)
     rows = cluster.tables.row[np.unique(store.type_index)][:, :, 1:]
+    gained = 1 / store.gain_scale[active]
     parts = (
         *(store[column] for store in (store.records[to_come],) for column in ("submit_time", "epochs")),
         *(store.records[active][column] for column in ("epochs", "stop_epoch", "rate")),
-        1 / store.gain_scale[active],
+        gained[~np.isin(gained, cluster.tables.accuracy[:, -1])],  # else the model says it: it no longer changes
         store.finish_at[active],
         np.unique(cluster.tables.rates[rows]),
     )
     numbers = np.concatenate([np.asarray(part, dtype=np.float64).reshape(-1) for part in parts])
-    said = np.isin(numbers, cluster.tables.accuracy[:, -1])  # by the model, whose accuracy no longer changes
-    return np.asarray(numbers[np.isfinite(numbers) & (numbers != np.round(numbers, 2)) & ~said])
+    return np.asarray(numbers[np.isfinite(numbers) & (numbers != np.round(numbers, 2))])
 
 
 def reveals(found: Any, hidden: FloatArray) -> bool:
