@@ -55,12 +55,14 @@ if TYPE_CHECKING:
 Workload = Literal["synthetic", "philly", "pollux"]
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
 """Overrides that reward time alone, for comparisons of JCT."""
+MISSION = ("reward.accuracy=0", "reward.rescale=0", "reward.shortfall=8", "reward.resources=0.15")
+"""Overrides for the quickstart's reward, of time, missing accuracy and GPU-hours."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 MAIN = "main"
-"""The training of the agents without other overrides."""
+"""The training of `agents`."""
 AGENT, TUNED = "agent", "tuned_index"
 """Names in tables: the mean over the agents of all seeds, and the tuned index."""
 MEMBER = re.compile(rf"{AGENT}-\d+")
@@ -132,10 +134,15 @@ def tuned(name: str) -> str:
 
 
 def agents(plan: Plan, workload: str) -> list[str]:
-    """Specs of the agents of all seeds, labelled agent-0, agent-1 ...; missing ones are trained first."""
+    """Specs of the agents of all seeds, labelled agent-0, agent-1 ...; missing ones are trained first.
+
+    They learn index weights for the quickstart's reward, as its agent does.
+    """
     from rlpto.agents.window_training import WEIGHTS
 
-    runs = [trained(plan, workload, MAIN, MORE.get(workload, ()), seed) for seed in range(plan.seeds)]
+    small = ("agent.whole_windows.network=0", "agent.whole_windows.windows=25000")
+    overrides = (*MISSION, *small, *MORE.get(workload, ()))
+    runs = [trained(plan, workload, MAIN, overrides, seed) for seed in range(plan.seeds)]
     return [f"index:label={AGENT}-{seed},weights={run / WEIGHTS}" for seed, run in enumerate(runs)]
 
 

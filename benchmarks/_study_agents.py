@@ -1,7 +1,7 @@
 """Agents trained on whole windows, by total reward, against all policies; on other sizes of cluster, and in a small
 case.
 
-The page is docs/results.md. All policies know true speeds and remaining work.
+The page is docs/results.md. The reward is the quickstart's. All policies know true speeds and remaining work.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import speed
 from _studies import (
     AGENT,
     MEMBER,
+    MISSION,
     TUNED,
     Part,
     Plan,
@@ -109,7 +110,7 @@ def cells_at(plan: Plan, workload: Workload, load: float) -> pd.DataFrame:
     The first draw of each window is for all policies. The best ones and the agents get more draws, which narrow the
     comparison on windows where the draw of the jobs matters.
     """
-    config, name = plan.config(workload, load), f"{workload}-{load:g}"
+    config, name = plan.config(workload, load, *MISSION), f"{workload}-{load:g}"
     own, known = agents(plan, workload), config.knowledge.mode
     first = frame(finished(plan, config, [*config.policies, *own], name, [config.seed]), known)
     best = best_of(first, list(map(policy_label, config.policies)))[:CONTENDERS]
@@ -127,7 +128,7 @@ def scale(plan: Plan) -> Part:
     normalised: dict[int, float] = {}
     for nodes, windows in SIZES.items():
         size = f"cluster.nodes=[{{count: {nodes}, gpus: 4}}]"
-        config = plan.config(*SCALED, size, windows=windows)
+        config = plan.config(*SCALED, *MISSION, size, windows=windows)
         own = {policy_label(spec): spec for spec in config.policies}
         specs = [*agents(plan, SCALED[0]), own[TUNED], own["fifo"]]
         cells = frame(finished(plan, config, specs, f"scale-{nodes}", [config.seed]), config.knowledge.mode)
@@ -162,7 +163,7 @@ def data(plan: Plan) -> Part:
     Mean of a job's largest number of GPUs by the size of its data; Spearman's correlation of size with these means, and
     the mean of the correlation inside windows (ties take their mean rank; 0 if all peaks are equal).
     """
-    config = plan.config(*SCALED)
+    config = plan.config(*SCALED, *MISSION)
     experiment = prepare(config)
     own = {policy_label(spec): [spec] for spec in config.policies}
     models = sorted({job_type.model for job_type in experiment.tables().types})
