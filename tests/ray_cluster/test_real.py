@@ -143,6 +143,25 @@ def test_jobs_train_to_their_end_under_predictions(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_controller_is_left")
+@pytest.mark.parametrize("final", [0.55, 1.0])
+def test_the_reward_ends_with_the_accuracy_of_real_jobs_if_the_guess_was_wrong(tmp_path: Path, final: float) -> None:
+    settings = config([{"name": "a", "max_gpus": 2}], program={"guess": {"untrained": 0.5, "final": final}})
+    record = RealCells(settings, tmp_path)(CELL)
+    own = session_folder(tmp_path, CELL)
+    curves = EventAccumulator(str(own))
+    curves.Reload()
+    best = max(point.value for point in curves.Scalars("ray_jobs/a/accuracy"))
+    assert 0.7 < best < 1.0, "the guess is wrong"
+    assert record.jobs.final_accuracy[0] == pytest.approx(best)
+    with SessionDatabase(own / DATABASE) as database:
+        ((gained, shortfall),) = database.rows("SELECT gained, shortfall FROM jobs")
+    assert gained == 1.0
+    assert record.decisions.shortfall.sum() == pytest.approx(shortfall)
+    assert 0.0 < shortfall < record.jobs.finish_time[0] - record.jobs.submit_time[0]
+
+
+@pytest.mark.slow
 def test_a_frozen_controller_and_killed_workers_are_replaced_and_what_that_costs_is_counted(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
