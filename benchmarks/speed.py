@@ -105,7 +105,7 @@ def philly(repeats: int) -> Found:
     return checks, facts
 
 
-RENTED_TIMES, RENTED_DAYS = 8.0, 3
+RENTED_TIMES, RENTED_DAYS = 3.0, 3
 """CPU time of a day with rented nodes relative to the same day with owned ones; number of simulated days."""
 
 

@@ -80,6 +80,8 @@ class Node:
 
 _OF_THE_STATE = ("offered", "up_gpus", "up_cpu_slots")
 """Properties of a shape that depend on which nodes are up and on the background load."""
+_OF_THE_BACKGROUND = ("_not_held_by_others", "_down_and_up")
+"""Properties of a shape that depend on the background load alone."""
 
 
 class ClusterShape(tuple[Node, ...]):
@@ -108,7 +110,12 @@ class ClusterShape(tuple[Node, ...]):
     @cached_property
     def offered(self) -> IntArray:
         """[N] GPUs of each node that jobs may hold now."""
-        return np.array([node.gpus - node.background if node.up else 0 for node in self], dtype=np.int64)
+        return np.where([node.up for node in self], self._not_held_by_others, 0)
+
+    @cached_property
+    def _not_held_by_others(self) -> IntArray:
+        """[N] GPUs of each node, up or down, that other processes do not hold."""
+        return np.array([node.gpus - node.background for node in self], dtype=np.int64)
 
     @cached_property
     def gpus_per_node(self) -> int:
@@ -154,17 +161,27 @@ class ClusterShape(tuple[Node, ...]):
         """[N] GPUs of each node."""
         return np.array([node.gpus for node in self], dtype=np.int64)
 
+    @cached_property
+    def _down_and_up(self) -> tuple[tuple[Node, Node], ...]:
+        """[N] each node in both states."""
+        return tuple((replace(node, up=False), replace(node, up=True)) for node in self)
+
     def with_up(self, up: Iterable[bool]) -> ClusterShape:
         """Return the same nodes; `up` [N] says which of them are up."""
-        pairs = zip(self, up, strict=True)
-        return self._changed([node if node.up == works else replace(node, up=bool(works)) for node, works in pairs])
+        works = list(map(bool, up))
+        found = self._changed(states[one] for states, one in zip(self._down_and_up, works, strict=True))
+        found.__dict__["offered"] = np.where(works, self._not_held_by_others, 0)
+        return found
 
     def with_background(self, gpus: Iterable[int], cpus: Iterable[int]) -> ClusterShape:
         """Return the same nodes with GPUs and CPU slots held by other processes, [N] each."""
-        return self._changed(
+        found = self._changed(
             replace(node, background=int(held), background_cpus=int(slots))
             for node, held, slots in zip(self, gpus, cpus, strict=True)
         )
+        for fact in _OF_THE_BACKGROUND:
+            found.__dict__.pop(fact, None)
+        return found
 
     def _changed(self, nodes: Iterable[Node]) -> ClusterShape:
         """Return a shape of the same nodes in another state, keeping all computed properties independent of it."""

@@ -124,8 +124,8 @@ class NodeControl(Protocol):
     def decide(self) -> None:
         """Request or return nodes, at `due`."""
 
-    def passed(self, passed: AnyArray) -> None:
-        """Record the intervals [P] INTERVAL since the cluster was last advanced."""
+    def advance(self, until: float) -> AnyArray:
+        """Advance the cluster as `Cluster.advance` does, at most to a decision that `decide` has to take."""
 
     def records(self) -> NodeRecords:
         """Return the decisions and their consequences."""
@@ -165,10 +165,9 @@ def run(
         allocation = loop.decide(policy)
         if allocation is not None:
             log.decided(cluster, time.perf_counter() - asked, allocation)
-        passed = cluster.advance(loop.valid_until if nodes is None else min(loop.valid_until, nodes.due))
+        passed = (cluster if nodes is None else nodes).advance(loop.valid_until)
         log.advanced(passed)
         if nodes is not None:
-            nodes.passed(passed)
             if passed["gpu_seconds"].any() or not cluster.active_jobs:
                 used_until = cluster.time
             elif cluster.time - used_until > LONGEST_WITHOUT_NODES_S:

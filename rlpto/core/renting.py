@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.settings import Settings
 
 LONGEST_BOOT_S = 21_600.0
 """Longest boot time of a rented node, in seconds."""
 TICK_S = 60.0
 """Seconds between two decisions on the number of rented nodes."""
+MOST_GPUS = 1e9
+"""Largest number of wanted GPUs."""
 
 SEEN = ("used", "ready", "booting", "soon", "own", "waiting", "waiting_jobs", "largest")
 LOOK = np.dtype([(name, "f8") for name in SEEN], align=True)
@@ -78,6 +80,26 @@ class NodesState:
     def demand(self) -> FloatArray:
         """[R] GPUs that jobs hold or wait for."""
         return self.used + self.waiting
+
+
+class RentPlan(NamedTuple):
+    """Decisions on G groups of rented nodes that compiled code takes itself, because only demand is not known ahead.
+
+    further: [T, G] GPUs wanted after 0, 1, ... T - 1 minutes in addition to the demand, or to `NodesState.own` unless
+    on_demand. size: [G] GPUs of a node. gpus: [G] GPUs of all nodes. least, most: [G] nodes. other: [G] the next group
+    with the same GPU type, or -1. look: [G] LOOK, wanted: [G] and nodes: [G] are overwritten by every decision.
+    """
+
+    further: FloatArray
+    on_demand: bool
+    size: FloatArray
+    gpus: FloatArray
+    least: IntArray
+    most: IntArray
+    other: IntArray
+    look: AnyArray
+    wanted: FloatArray
+    nodes: IntArray
 
 
 def nodes_for(state: NodesState, gpus: FloatArray) -> IntArray:

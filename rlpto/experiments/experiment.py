@@ -5,7 +5,7 @@ Only this module and the command line import from all packages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -41,7 +41,8 @@ from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.spec import parse_provisioner, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.provisioning.base import Provisioner, needs_forecast
-from rlpto.provisioning.control import RentedNodes, RentingCluster
+from rlpto.provisioning.control import SimulatedNodes
+from rlpto.provisioning.demand import KnownDemand
 from rlpto.provisioning.registry import make_provisioner
 from rlpto.simulator.cluster import SimulatedCluster
 
@@ -217,19 +218,12 @@ class Experiment:
                 "agent.learns nodes: rented nodes cost nothing; expected reward.money and a price of nodes above 0"
             )
 
-    def rented_nodes(
-        self,
-        cluster: RentingCluster,
-        jobs: Sequence[Job],
-        spec: str,
-        window: str,
-        rows: Iterable[tuple[float, ...]] = (),
-    ) -> RentedNodes:
-        """Return the control of rented nodes for a run on the jobs of a window. rows: decisions of a session that is
-        continued, for `RentedNodes`."""
+    def provisioning(self, spec: str, window: str, jobs: Sequence[Job]) -> tuple[Provisioner, KnownDemand, float]:
+        """Return a policy's provisioner, the demand of a window's jobs, and the local time at which the window begins:
+        what `RentedNodes` needs."""
         provisioner, demand = self.provisioner(spec), self.demand.of(window, jobs)
         forecasts = self.demand.forecasts(window, demand) if needs_forecast(provisioner) else None
-        return RentedNodes(cluster, provisioner, demand.by_minute(forecasts), demand.start, rows)
+        return provisioner, demand.by_minute(forecasts), demand.start
 
     @cached_property
     def demand(self) -> WindowDemand:
@@ -242,14 +236,16 @@ class Experiment:
         spec: the policy's spec, which may name the provisioner. sealed: passed to `rlpto.core.loop.run`.
         """
         cluster = self.cluster(window, seed, policy)
-        queue, reward = self.config.queue, self.config.reward
+        queue, reward, nodes = self.config.queue, self.config.reward, None
         with naming_line(policy.name, policy):
+            if self.shape.rented_groups:
+                nodes = SimulatedNodes(cluster, *self.provisioning(spec, window, cluster.jobs))
             record = run(
                 *(cluster, policy, queue, reward),
                 window=window,
                 seed=seed,
                 forecaster=self.forecasts(window),
-                nodes=self.rented_nodes(cluster, cluster.jobs, spec, window) if self.shape.rented_groups else None,
+                nodes=nodes,
                 sealed=sealed,
             )
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record

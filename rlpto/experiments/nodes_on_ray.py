@@ -91,9 +91,8 @@ def nodes_of_cell(
     real = RealNodes(cluster, experiment.shape, rental)
     kept = cluster.database.rows("SELECT value FROM facts WHERE key LIKE ? ORDER BY rowid", (f"{ROW}%",))
     before = [tuple(json.loads(row)) for (row,) in kept]
-    return SessionNodes(
-        cluster, real, experiment.rented_nodes(real, experiment.jobs(window, seed), spec, window, before)
-    )
+    known = experiment.provisioning(spec, window, experiment.jobs(window, seed))
+    return SessionNodes(cluster, real, RentedNodes(real, *known, before))
 
 
 def nodes_of_service(experiment: Experiment, cluster: RayCluster) -> SessionNodes | None:

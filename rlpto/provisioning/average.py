@@ -10,7 +10,7 @@ from rlpto.core.renting import TICK_S, NodesState
 from rlpto.forecasting.minute_averages import HALF_LIVES
 from rlpto.io.arrays import FloatArray
 from rlpto.io.settings import Settings
-from rlpto.provisioning.base import BaseProvisioner, Grid
+from rlpto.provisioning.base import Grid, PlannedProvisioner
 
 
 class AverageOptions(Settings):
@@ -22,7 +22,7 @@ class AverageOptions(Settings):
     """Minutes after which a job counts half in the average."""
 
 
-class Average(BaseProvisioner[AverageOptions]):
+class Average(PlannedProvisioner[AverageOptions]):
     """The GPUs that jobs hold or wait for, and the GPUs that jobs should request on average while a node boots."""
 
     name = "average"
@@ -30,7 +30,7 @@ class Average(BaseProvisioner[AverageOptions]):
     Options = AverageOptions
     grid: ClassVar[Grid] = {"factor": (0.5, 1.0, 2.0, 4.0), "half_life": (5, 15, 60)}
 
-    def __call__(self, state: NodesState) -> FloatArray:
+    def further(self, state: NodesState) -> FloatArray:
         """[R] GPUs."""
         per_minute = state.averages[:, 1, HALF_LIVES.index(self.options.half_life)]
-        return state.demand + self.options.factor * per_minute * state.boot / TICK_S
+        return self.options.factor * per_minute * state.boot / TICK_S

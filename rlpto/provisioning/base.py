@@ -7,15 +7,13 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from rlpto.core.renting import NodesState
+from rlpto.core.renting import MOST_GPUS, NodesState
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.io.settings import Settings
 
 OptionsType = TypeVar("OptionsType", bound=Settings)
 
-MOST_GPUS = 1e9
-"""Largest number of wanted GPUs."""
 Grid = Mapping[str, tuple[float | str, ...]]
 """Values of options by name."""
 
@@ -41,6 +39,22 @@ class BaseProvisioner(Generic[OptionsType]):
 
     def __init__(self, options: OptionsType | None = None) -> None:
         self.options: OptionsType = options or self.Options()  # type: ignore[assignment]
+
+
+class PlannedProvisioner(BaseProvisioner[OptionsType]):
+    """A provisioner that wants the demand and further GPUs, which do not depend on jobs and nodes. The simulator then
+    decides in compiled code. on_demand: false if it wants the nodes that are not rented instead of the demand."""
+
+    on_demand: ClassVar[bool] = True
+
+    def further(self, state: NodesState) -> FloatArray:
+        """[R] GPUs. Of the state only time, clock, size, boot, most, averages and forecast are known."""
+        raise NotImplementedError
+
+    def __call__(self, state: NodesState) -> FloatArray:
+        """[R] GPUs wanted in total."""
+        wanted: FloatArray = (state.demand if self.on_demand else state.own) + self.further(state)
+        return wanted
 
 
 def needs_forecast(provisioner: object) -> bool:

@@ -9,10 +9,10 @@ import numpy as np
 
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.records import NodeRecords
-from rlpto.core.renting import TICK_S, NodesState, nodes_for
+from rlpto.core.renting import LOOK, TICK_S, NodesState, RentPlan, nodes_for
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.provisioning.base import Provisioner, checked_gpus
-from rlpto.provisioning.demand import ByMinute
+from rlpto.provisioning.base import PlannedProvisioner, Provisioner, checked_gpus
+from rlpto.provisioning.demand import ByMinute, KnownDemand
 
 
 class RentingCluster(Protocol):
@@ -41,6 +41,20 @@ class RentingCluster(Protocol):
         """Work since the last call, as in `rlpto.simulator.renting.work_done`."""
 
 
+class PlannedCluster(RentingCluster, Protocol):
+    """A cluster that can decide by a plan itself: `rlpto.simulator.cluster.SimulatedCluster`."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether jobs learn at every decision point, so that compiled code may not pass several."""
+
+    def advance(self, until: float) -> AnyArray:
+        """See `rlpto.core.cluster.Cluster.advance`."""
+
+    def advance_renting(self, until: float, plan: RentPlan, kept: FloatArray) -> tuple[AnyArray, FloatArray]:
+        """See `rlpto.simulator.renting.advance_renting`; returns intervals and rows."""
+
+
 class NodeGroups:
     """Constants of R groups of rented nodes: arrays [R]. copies: number of identical clusters, one after the other."""
 
@@ -56,6 +70,14 @@ class NodeGroups:
         self._gpus = self.size * self.most.astype(np.float64)
         names = [node.gpu for node in first]
         self._next = [(at, names.index(gpu, at + 1)) for at, gpu in enumerate(names) if gpu in names[at + 1 :]]
+
+    def plan(self, further: FloatArray, on_demand: bool) -> RentPlan:
+        """Return the plan of one cluster. further, on_demand: fields of `RentPlan`."""
+        other = np.full(self._groups, -1, dtype=np.int64)
+        for group, then in self._next:
+            other[group] = then
+        room = np.zeros(self._groups, dtype=LOOK), np.zeros(self._groups), np.zeros(self._groups, dtype=np.int64)
+        return RentPlan(further, on_demand, self.size, self._gpus, self.least, self.most, other, *room)
 
     def state(
         self, time: FloatArray, clock: FloatArray, look: AnyArray, averages: FloatArray, forecast: FloatArray
@@ -113,8 +135,9 @@ class RentedNodes:
 
     def passed(self, passed: AnyArray) -> None:
         """Record the intervals [P] INTERVAL."""
-        self._unfinished += sum(passed["unfinished"].tolist())
-        self._cost += sum(passed["cost"].tolist())
+        for unfinished, cost in zip(passed["unfinished"].tolist(), passed["cost"].tolist(), strict=True):
+            self._unfinished += unfinished  # one after the other, as compiled code does
+            self._cost += cost
 
     def _ask(self) -> tuple[NodesState, FloatArray]:
         """Observe the nodes; return the state and the [G] GPUs that the provisioner wants in it."""
@@ -135,3 +158,38 @@ class RentedNodes:
         """All decisions of a completed run."""
         self._close()
         return NodeRecords(*np.array(self.rows).reshape(-1, 9).T.copy())
+
+
+class SimulatedNodes(RentedNodes):
+    """The rented nodes of a simulated cluster. Where a provisioner's decisions are known ahead except for the demand,
+    compiled code takes them, with the same result to the last digit."""
+
+    def __init__(self, cluster: PlannedCluster, provisioner: Provisioner, demand: KnownDemand, start: float) -> None:
+        super().__init__(cluster, provisioner, demand, start)
+        self._simulated = cluster
+        self._plan = None if cluster.learns else plan_of(cluster.shape, provisioner, demand, start)
+
+    def advance(self, until: float) -> AnyArray:
+        """Advance the cluster as `Cluster.advance` does, at most to the next decision that is not in the plan."""
+        if self._plan is None or not self.newest:
+            passed = self._simulated.advance(min(until, self.due))
+            self.passed(passed)
+            return passed
+        kept = np.array([*self.newest, self._unfinished, self._cost])
+        passed, rows = self._simulated.advance_renting(until, self._plan, kept)
+        self.rows += map(tuple, rows.tolist())
+        *newest, self._unfinished, self._cost = kept.tolist()
+        self.newest, self.due = tuple(newest), self._simulated.next_rent
+        return passed
+
+
+def plan_of(shape: ClusterShape, provisioner: Provisioner, demand: KnownDemand, start: float) -> RentPlan | None:
+    """Return a provisioner's decisions by the minute, or None if they depend on more than the demand."""
+    if not isinstance(provisioner, PlannedProvisioner):
+        return None
+    minutes, groups = demand.averages.shape[:2]
+    time = np.repeat(np.arange(minutes) * TICK_S, groups)
+    seen = (demand.averages.reshape(-1, *demand.averages.shape[2:]), demand.forecast.reshape(len(time), -1))
+    state = NodeGroups(shape, minutes).state(time, start + time, np.zeros(len(time), dtype=LOOK), *seen)
+    further = checked_gpus(provisioner.name, provisioner.further(state), state).reshape(minutes, groups)
+    return NodeGroups(shape).plan(further, provisioner.on_demand)

@@ -26,6 +26,20 @@ ByMinute = Callable[[int, float], tuple[FloatArray, FloatArray]]
 
 
 @dataclass(frozen=True)
+class KnownDemand:
+    """A `ByMinute` of a whole workload. averages: [T + 1, G, 2, A]. forecast: [T + 1, G, F]. Minutes after the last
+    repeat its values."""
+
+    averages: FloatArray
+    forecast: FloatArray
+
+    def __call__(self, minute: int, boot: float) -> tuple[FloatArray, FloatArray]:  # noqa: ARG002
+        """Averages and forecast after `minute` minutes. The forecast was made for its boot time."""
+        at = min(minute, len(self.averages) - 1)
+        return self.averages[at], self.forecast[at]
+
+
+@dataclass(frozen=True)
 class Demand:
     """Jobs and requested GPUs of one workload, by minute from its start on, for every group of rented nodes.
 
@@ -46,12 +60,10 @@ class Demand:
         by_minute = np.moveaxis(found.reshape(minutes, len(HALF_LIVES), groups, columns), 1, -1)
         return by_minute[self.day_before.shape[1] - 1 :]
 
-    def by_minute(self, forecast: FloatArray | None = None) -> ByMinute:
-        """Return the whole demand as a function of the minute. forecast: array from `forecasts`. Default: no forecast.
-        Minutes after the last repeat its values.
-        """
-        found = self.averages(), np.zeros((1, len(self.counts), 0)) if forecast is None else forecast
-        return lambda minute, _: (found[0][min(minute, len(found[0]) - 1)], found[1][min(minute, len(found[1]) - 1)])
+    def by_minute(self, forecast: FloatArray | None = None) -> KnownDemand:
+        """Return the whole demand by the minute. forecast: array from `forecasts`. Default: no forecast."""
+        averages = self.averages()
+        return KnownDemand(averages, np.zeros((*averages.shape[:2], 0)) if forecast is None else forecast)
 
     def forecasts(self, forecaster: DemandForecaster, boot: float) -> FloatArray:
         """[T + 1, G, 1 + LEVELS] mean and quantiles of the GPUs requested in about the next `boot` seconds, after 0, 1,

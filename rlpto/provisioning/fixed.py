@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from rlpto.core.renting import NodesState
 from rlpto.io.arrays import FloatArray
 from rlpto.io.settings import Settings
-from rlpto.provisioning.base import BaseProvisioner, Grid
+from rlpto.provisioning.base import Grid, PlannedProvisioner
 
 
 class FixedOptions(Settings):
@@ -20,14 +19,15 @@ class FixedOptions(Settings):
     """Share of the nodes that may be rented."""
 
 
-class Fixed(BaseProvisioner[FixedOptions]):
+class Fixed(PlannedProvisioner[FixedOptions]):
     """A constant share of the nodes that may be rented."""
 
     name = "fixed"
     summary = "always the same share of the nodes that may be rented"
     Options = FixedOptions
+    on_demand = False
     grid: ClassVar[Grid] = {"share": (0.25, 0.5, 0.75, 1.0)}
 
-    def __call__(self, state: NodesState) -> FloatArray:
+    def further(self, state: NodesState) -> FloatArray:
         """[R] GPUs."""
-        return np.asarray(state.own + self.options.share * state.most)
+        return self.options.share * state.most

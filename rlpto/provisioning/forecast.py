@@ -10,7 +10,7 @@ from rlpto.core.renting import NodesState
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.io.settings import Settings
-from rlpto.provisioning.base import BaseProvisioner, Grid
+from rlpto.provisioning.base import Grid, PlannedProvisioner
 from rlpto.provisioning.demand import LEVELS
 
 
@@ -30,7 +30,7 @@ class ForecastOptions(Settings):
         return level
 
 
-class ForecastDemand(BaseProvisioner[ForecastOptions]):
+class ForecastDemand(PlannedProvisioner[ForecastOptions]):
     """The GPUs that jobs hold or wait for, and the GPUs that jobs will request by the forecast while a node boots."""
 
     name = "forecast"
@@ -39,9 +39,9 @@ class ForecastDemand(BaseProvisioner[ForecastOptions]):
     grid: ClassVar[Grid] = {"level": ("mean", 0.5, 0.8, 0.9, 0.95), "factor": (0.5, 1.0, 2.0, 4.0)}
     forecasts = True
 
-    def __call__(self, state: NodesState) -> FloatArray:
+    def further(self, state: NodesState) -> FloatArray:
         """[R] GPUs. Raises PolicyError without a forecast."""
         if not state.forecast.shape[1]:
             raise PolicyError(f"provisioner {self.name}: there is no forecast of demand here")
         column = 0 if self.options.level == "mean" else 1 + LEVELS.index(self.options.level)
-        return state.demand + self.options.factor * state.forecast[:, column]
+        return self.options.factor * state.forecast[:, column]

@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from rlpto.core.renting import NodesState
+from rlpto.core.renting import MOST_GPUS, NodesState
 from rlpto.forecasting.series import DAY, HOUR
 from rlpto.io.arrays import FloatArray
 from rlpto.io.settings import Settings
-from rlpto.provisioning.base import MOST_GPUS, BaseProvisioner, Grid
+from rlpto.provisioning.base import Grid, PlannedProvisioner
 
 
 class ScheduledOptions(Settings):
@@ -27,7 +27,7 @@ class ScheduledOptions(Settings):
     """Hour at which the day ends, local time; on the next morning if it is before `begin`."""
 
 
-class Scheduled(BaseProvisioner[ScheduledOptions]):
+class Scheduled(PlannedProvisioner[ScheduledOptions]):
     """The GPUs that jobs hold or wait for, and spare ones, more of them in working hours."""
 
     name = "scheduled"
@@ -35,10 +35,10 @@ class Scheduled(BaseProvisioner[ScheduledOptions]):
     Options = ScheduledOptions
     grid: ClassVar[Grid] = {"day": (4.0, 8.0, 16.0), "night": (0.0, 4.0, 8.0)}
 
-    def __call__(self, state: NodesState) -> FloatArray:
-        """Return the GPUs [R] wanted in all by each of R clusters, at this hour of the week."""
+    def further(self, state: NodesState) -> FloatArray:
+        """[R] GPUs at this hour of the week."""
         options, since = self.options, state.clock - self.options.begin * HOUR
         weekday = (since // DAY + 3) % 7  # when the working day began; 1970-01-01 was a Thursday, Monday is 0
         hours = options.end - options.begin + 24.0 * (options.end < options.begin)
         works = (weekday < 5) & (since % DAY < hours * HOUR)
-        return state.demand + np.where(works, options.day, options.night)
+        return np.where(works, options.day, options.night)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 from pydantic import Field
 
-from rlpto.core.renting import NodesState
+from rlpto.core.renting import MOST_GPUS, NodesState
 from rlpto.io.arrays import FloatArray
 from rlpto.io.settings import Settings
-from rlpto.provisioning.base import MOST_GPUS, BaseProvisioner, Grid
+from rlpto.provisioning.base import Grid, PlannedProvisioner
 
 
 class SpareOptions(Settings):
@@ -19,7 +20,7 @@ class SpareOptions(Settings):
     """GPUs that are kept ready."""
 
 
-class Spare(BaseProvisioner[SpareOptions]):
+class Spare(PlannedProvisioner[SpareOptions]):
     """The GPUs that jobs hold or wait for, and some more."""
 
     name = "spare"
@@ -27,6 +28,6 @@ class Spare(BaseProvisioner[SpareOptions]):
     Options = SpareOptions
     grid: ClassVar[Grid] = {"gpus": (2.0, 4.0, 8.0, 16.0, 32.0)}
 
-    def __call__(self, state: NodesState) -> FloatArray:
+    def further(self, state: NodesState) -> FloatArray:
         """[R] GPUs."""
-        return state.demand + self.options.gpus
+        return np.full_like(state.time, self.options.gpus)

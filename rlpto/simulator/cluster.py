@@ -22,7 +22,7 @@ from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import Job
 from rlpto.core.records import INTERVAL, AllocationChanges
-from rlpto.core.renting import LOOK
+from rlpto.core.renting import LOOK, RentPlan
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.knowledge.known import TRUTH, Knowledge
@@ -34,7 +34,7 @@ from rlpto.simulator.failures import noticed
 from rlpto.simulator.job_kernels import take_rows
 from rlpto.simulator.kernels import Outlook, advance_until, apply_and_look, begin, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
-from rlpto.simulator.renting import look_at_nodes, rent_and_look, work_done
+from rlpto.simulator.renting import advance_renting, look_at_nodes, rent_and_look, work_done
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 LONGEST_RUN = 256
@@ -60,7 +60,7 @@ class SimulatedCluster:
         background: Sequence[HeldByOthers] = (),
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
-        shape = ClusterShape(nodes)
+        shape = nodes if isinstance(nodes, ClusterShape) else ClusterShape(nodes)  # which has computed some properties
         check_jobs_fit(jobs, shape.most_gpus)
         store = JobStore.from_jobs(jobs, tables)
         check_servers_fit(jobs, store, tables, shape)
@@ -275,6 +275,22 @@ class SimulatedCluster:
         self._keep_log_room()
         self._learn()
         return self._passed[:count]
+
+    def advance_renting(self, until: float, plan: RentPlan, kept: FloatArray) -> tuple[AnyArray, FloatArray]:
+        """Call `advance`, and decide on rented nodes on the way, by `rlpto.simulator.renting.advance_renting`.
+
+        Returns the intervals [P] INTERVAL and the rows [D, 9] of decisions. Jobs may not learn from observations.
+        """
+        rows = np.empty((LONGEST_RUN, 9))
+        count, decisions, seen = advance_renting(self._world, 0, until, plan, self._passed, kept, rows)
+        self._see(seen)
+        self._keep_log_room()
+        return self._passed[:count], rows[:decisions]
+
+    @property
+    def learns(self) -> bool:
+        """Whether jobs learn from observations at every decision point."""
+        return self._online is not None
 
     def _start_own_rows(self, index: IntArray) -> None:
         """Let jobs number `index` that have just got GPUs choose their batches, and set their speeds accordingly."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.core.renting import TICK_S
-from rlpto.io.arrays import AnyArray, IntArray
+from rlpto.core.renting import MOST_GPUS, TICK_S, RentPlan
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import helper, kernel
 from rlpto.io.draws import uniform
 from rlpto.simulator.allocating import gpus_on
 from rlpto.simulator.arrays import World
 from rlpto.simulator.failures import end_rental
 from rlpto.simulator.job_kernels import log_change, stop_running, work_seconds
-from rlpto.simulator.kernels import Outlook, outlook, tick_after
+from rlpto.simulator.kernels import Outlook, advance, clear_sums, is_over, outlook, tick_after
 
 BOOT, ANGLE = 2**59, 2**58
 """Offsets of the count for draws of boot times, distinct from those for failures."""
@@ -64,6 +64,73 @@ def rent_and_look(w: World, b: int, wanted: IntArray) -> Outlook:
     """Call `rent`, then `outlook`."""
     rent(w, b, wanted)
     return outlook(w, b)
+
+
+@kernel()
+def advance_renting(
+    w: World, b: int, until: float, plan: RentPlan, passed: AnyArray, kept: FloatArray, rows: FloatArray
+) -> tuple[int, int, Outlook]:
+    """Run cluster b as `advance_until` does, and decide on rented nodes on the way, by a plan.
+
+    It also ends at a decision for which the plan has no minute. kept: [8] the latest decision, and unfinished and cost
+    since then. rows: [P, 9] filled with completed decisions, `rlpto.core.records.NodeRecords`. Returns the numbers of
+    decision points and of rows too.
+    """
+    cluster, count, minutes = w.clusters[b], 0, 0
+    while True:
+        advance(w, b)
+        passed[count] = w.sums[b]
+        count += 1
+        kept[6] += w.sums[b].unfinished
+        kept[7] += w.sums[b].cost
+        clear_sums(w, b)
+        stops = is_over(w, b)
+        if not stops and cluster.time >= cluster.next_rent:
+            minute = int(cluster.time / TICK_S + 1e-6)
+            if minute < len(plan.further):
+                close_decision(w, b, kept, rows[minutes])
+                minutes += 1
+                decide_on_nodes(w, b, plan, minute, kept)
+            else:
+                stops = True
+        if stops or cluster.changed or cluster.time >= until or count == len(passed):
+            return count, minutes, outlook(w, b)
+
+
+@helper()
+def close_decision(w: World, b: int, kept: FloatArray, row: FloatArray) -> None:
+    """Fill row [9] with the latest decision and its consequences, and start kept again, see `advance_renting`."""
+    seconds, money = work_done(w, b)
+    for column in range(6):
+        row[column] = kept[column]
+    row[6] = kept[6] - seconds
+    row[7] = kept[7]
+    row[8] = kept[7] - money
+    for column in range(8):
+        kept[column] = 0.0
+
+
+@helper()
+def decide_on_nodes(w: World, b: int, plan: RentPlan, minute: int, kept: FloatArray) -> None:
+    """Rent nodes by the plan, and fill kept[:6] with the decision."""
+    look, wanted = plan.look, plan.wanted
+    look_at_nodes(w, b, look)
+    kept[0] = w.clusters[b].time
+    for g in range(len(look)):
+        demand = look[g].used + look[g].waiting
+        wanted[g] = min((demand if plan.on_demand else look[g].own) + plan.further[minute, g], MOST_GPUS)
+        kept[5] += max(wanted[g] - demand, 0.0)
+    for g in range(len(look)):
+        seen, other = look[g], plan.other[g]
+        if other >= 0:
+            wanted[other] += max(wanted[g] - (seen.own + plan.gpus[g]), 0.0)
+        asked = np.int64(np.ceil((wanted[g] - seen.own) / plan.size[g] - 1e-9))
+        plan.nodes[g] = min(max(asked, plan.least[g]), plan.most[g])
+        kept[1] += plan.nodes[g] * plan.size[g] + seen.own
+        kept[2] += seen.ready
+        kept[3] += seen.booting
+        kept[4] += seen.used
+    rent(w, b, plan.nodes)
 
 
 @helper()

@@ -13,7 +13,7 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.records import NodeRecords
 from rlpto.core.renting import RentedSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
@@ -111,8 +111,8 @@ class Never:
     def decide(self) -> None:
         """It is never asked."""
 
-    def passed(self, passed: AnyArray) -> None:
-        """Nothing is recorded."""
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.advance = cluster.advance
 
     def records(self) -> NodeRecords:
         """No decisions."""
@@ -122,7 +122,7 @@ class Never:
 def test_a_run_in_which_no_node_is_ever_rented_for_jobs_that_wait_ends_in_a_line():
     cluster = SimulatedCluster(tuple(nodes(1)), [job(), job(1)], linear_tables(), SimulatorSettings())
     with pytest.raises(PolicyError, match=r"^no job has had GPUs for 30 days, and 2 wait .* rents nodes for them$"):
-        run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights(), nodes=Never())
+        run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights(), nodes=Never(cluster))
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 6), min_size=1, max_size=60), st.sampled_from(["fifo", "index"]))
