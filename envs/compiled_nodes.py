@@ -38,14 +38,14 @@ def run_minutes(
             for i in range(4):
                 sums[b, i] = 0.0
         else:
-            total = np.zeros(1, INTERVAL)
+            total, since = np.zeros(1, INTERVAL), cluster.time
             if rent(w, b, wanted[b]):
                 look_around(f.loop, b)
             while True:
                 decide_and_run(f.loop, b, weights, total)
                 if cluster.time >= cluster.next_rent or is_over(w, b):
                     break
-            seconds, money = work_done(w, b)
+            seconds, money = work_done(w, b, since)
             sums[b, 0] = total[0].unfinished - seconds
             sums[b, 1] = total[0].cost - money
             sums[b, 2] = total[0].cost

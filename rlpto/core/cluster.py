@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import getitem
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
 
 from rlpto.core.job_store import JobStore
@@ -166,10 +168,10 @@ class ClusterShape(tuple[Node, ...]):
         """[N] each node in both states."""
         return tuple((replace(node, up=False), replace(node, up=True)) for node in self)
 
-    def with_up(self, up: Iterable[bool]) -> ClusterShape:
+    def with_up(self, up: ArrayLike) -> ClusterShape:
         """Return the same nodes; `up` [N] says which of them are up."""
-        works = list(map(bool, up))
-        found = self._changed(states[one] for states, one in zip(self._down_and_up, works, strict=True))
+        works = np.asarray(up, dtype=bool)
+        found = self._changed(map(getitem, self._down_and_up, works.tolist()))
         found.__dict__["offered"] = np.where(works, self._not_held_by_others, 0)
         return found
 

@@ -149,7 +149,7 @@ class SimulatedCluster:
         if self._may_change:
             up = self._world.machines["up"][0, :nodes]
             if (seen := up.tobytes()) != self._up:
-                self._up, self._shape = seen, self._shape.with_up((up == 1).tolist())
+                self._up, self._shape = seen, self._shape.with_up(up == 1)
         if self._background:
             held = background_at(self._background, self.time, nodes)
             if held != ([node.background for node in self._shape], [node.background_cpus for node in self._shape]):
@@ -188,7 +188,7 @@ class SimulatedCluster:
 
     def work_done(self) -> tuple[float, float]:
         """Return `rlpto.simulator.renting.work_done` of this cluster."""
-        return work_done(self._world, 0)
+        return work_done(self._world, 0, -np.inf)
 
     def leaves_in(self) -> FloatArray:
         """[N] seconds until spot nodes are reclaimed, from their notice on; infinity elsewhere."""

@@ -100,7 +100,7 @@ def advance_renting(
 @helper()
 def close_decision(w: World, b: int, kept: FloatArray, row: FloatArray) -> None:
     """Fill row [9] with the latest decision and its consequences, and start kept again, see `advance_renting`."""
-    seconds, money = work_done(w, b)
+    seconds, money = work_done(w, b, kept[0])
     for column in range(6):
         row[column] = kept[column]
     row[6] = kept[6] - seconds
@@ -208,8 +208,8 @@ def give_back(w: World, b: int, node: int) -> None:
 
 
 @kernel()
-def work_done(w: World, b: int) -> tuple[float, float]:
-    """Work of the jobs of cluster b since the last call, as seconds and price.
+def work_done(w: World, b: int, since: float) -> tuple[float, float]:
+    """Work of the jobs of cluster b since the last call, as seconds and price. since: no later than that call [s].
 
     Seconds that it takes with each job's requested GPUs, on as few nodes as possible, and the price of those GPUs for
     that time. The rest of the jobs' time in the system, and of the cost, depends on the nodes.
@@ -219,6 +219,8 @@ def work_done(w: World, b: int) -> tuple[float, float]:
         size = max(size, w.machines[b, node].size)
     for j in range(w.clusters[b].arrived):
         job = w.jobs[b, j]
+        if job.finish_time <= since:
+            continue
         if w.types[job.type_index].gpu_type != gpu_type:
             gpu_type = w.types[job.type_index].gpu_type
             price = price_of(w, b, gpu_type)
