@@ -109,7 +109,11 @@ def baselines(setup: EnvSetup) -> dict[str, float]:
     The start heuristic is called `tuned_index` if it is an index with trained weights.
     """
     exact, windows = replace(setup, knowledge=TRUTH), range(len(setup.workloads))  # fifo uses no estimates
-    records = [run(exact.make_cluster(at), Fifo(), setup.queue, setup.reward) for at in windows]
+    clusters = [exact.make_cluster(at) for at in windows]
+    records = [
+        run(cluster, Fifo(), setup.queue, setup.reward, nodes=setup.node_control(at, cluster))
+        for at, cluster in enumerate(clusters)
+    ]
     tuned = "tuned_index" if len(setup.start) == len(WEIGHT_NAMES) else "start"
     start = "index" if np.array_equal(setup.start, IndexWeights().array()) else tuned
     bounds = [lower_bound(record, setup.reward).get("reward", np.nan) for record in records]

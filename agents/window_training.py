@@ -28,6 +28,7 @@ from rlpto.agents.checkpoint import Identity, read_checkpoint
 from rlpto.agents.settings import BEST, LAST, AgentSettings, WindowSettings
 from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
 from rlpto.agents.validation import Validation, WindowResult, play_validation
+from rlpto.core.cluster import ClusterShape
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
@@ -206,7 +207,7 @@ class LocalPlayer:
     def __init__(
         self, setup: EnvSetup, validation: EnvSetup | None, settings: WindowSettings, seed: int, threads: int = 0
     ) -> None:
-        start = priced(setup.start, setup.reward) if settings.constants else setup.start
+        start = priced(setup.start, setup.reward, gpu_price(setup.shape)) if settings.constants else setup.start
         slopes = setup.reward.shortfall > 0
         self.space = WeightSpace.around(start, settings.constants, settings.network, seed, slopes=slopes)
         interval = setup.interval
@@ -375,21 +376,28 @@ def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) ->
     return {f"{name}_at_load_{label}": float(values[groups == at].mean()) for at, label in labels.items()}
 
 
-def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
+def gpu_price(shape: ClusterShape) -> float:
+    """Return the highest price of a GPU-hour on rented nodes; 0 if none are rented."""
+    return max((node.price for node in shape if node.rented is not None), default=0.0)
+
+
+def priced(weights: FloatArray, reward: RewardWeights, price_of_gpu: float = 0.0) -> FloatArray:
     """Return a copy of index weights [WEIGHT_NAMES] with a price, or the weights themselves if one is set.
 
-    The price is a third of the reward's cost of a GPU-hour. If the reward also counts the shortfall, it is the full
-    cost, and the worth of an hour is set from the reward too. A reward without time or resources sets neither.
+    price_of_gpu: price of a GPU-hour in money. The price in the weights is a third of the reward's cost of a GPU-hour.
+    If the reward also counts the shortfall, it is the full cost, and the worth of an hour is set from the reward too. A
+    reward without time or without such a cost sets neither.
 
     A GPU-hour that saves less time than it costs is never worth it. Without a price, the index gives GPUs away for
     nothing, and training would hardly find one.
     """
     price, worth, keep = (WEIGHT_NAMES.index(name) for name in ("price", "worth", "keep"))
-    if weights[price] > NO_PRICE or reward.resources == 0 or reward.time == 0:
+    cost = reward.resources + reward.money * price_of_gpu
+    if weights[price] > NO_PRICE or cost == 0 or reward.time == 0:
         return weights
     found = weights.copy()
-    found[price] = np.log(reward.resources / reward.time / 3.0)
+    found[price] = np.log(cost / reward.time / 3.0)
     if reward.shortfall > 0:
-        found[price] = np.log(reward.resources / reward.time)
+        found[price] = np.log(cost / reward.time)
         found[worth], found[keep] = reward.shortfall / reward.time, 1.0
     return found

@@ -18,6 +18,7 @@ from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import JOB, EstimateNoise, FinishedJob, Job
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import INTERVAL
+from rlpto.core.renting import NO_RENT, TICK_S, RentPlan
 from rlpto.core.rewards import TERMS, RewardWeights, weigh
 from rlpto.envs.observation import Observation, encode
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
@@ -32,6 +33,7 @@ from rlpto.simulator.batch_loop import (
     Loop,
     build_loop,
     carry_out,
+    copy_of,
     decide_and_run,
     forget,
     look_around,
@@ -40,6 +42,7 @@ from rlpto.simulator.batch_loop import (
 from rlpto.simulator.cluster import check_jobs_fit
 from rlpto.simulator.failures import schedule_failures
 from rlpto.simulator.kernels import advance, clear_sums, is_over
+from rlpto.simulator.renting import decide_on_nodes
 from rlpto.simulator.settings import SimulatorSettings
 
 PARTS = len(TERMS)
@@ -75,7 +78,7 @@ class CompiledBatch(NamedTuple):
 
     loop: the simulators and the inputs of decisions. blank: world of one cluster before any time has passed.
     pool: [W, M] JOB. counts, seeds: [W] of each workload. forecast: [W, T, F] float32, one row each forecast_step [s].
-    reward: [1] `rlpto.core.rewards.WEIGHTS`.
+    reward: [1] `rlpto.core.rewards.WEIGHTS`. rent: decisions on rented nodes, G = 0 if there are none.
     """
 
     loop: Loop
@@ -86,6 +89,7 @@ class CompiledBatch(NamedTuple):
     forecast: AnyArray
     forecast_step: float
     reward: AnyArray
+    rent: RentPlan
 
     @property
     def world(self) -> World:
@@ -103,10 +107,11 @@ def build_batch(
     reward: RewardWeights,
     *,
     estimates: CompiledEstimates = ALL_KNOWN,
+    rent: RentPlan = NO_RENT,
 ) -> CompiledBatch:
     """Build a batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
 
-    estimates: estimates that policies get, except for the noise of workloads.
+    estimates: estimates that policies get, except for the noise of workloads. rent: decisions on rented nodes.
     """
     _check_supported(shape, workloads, tables, queue)
     tables = tables.with_rescale_delay(simulator.rescale_delay)
@@ -134,7 +139,14 @@ def build_batch(
         forecast=_joint_forecasts(workloads),
         forecast_step=_joint_step(workloads),
         reward=reward.record(),
+        rent=rent,
     )
+
+
+def copy_of_batch(batch: CompiledBatch) -> CompiledBatch:
+    """Copy a batch for another thread, without sharing anything that running it changes."""
+    scratch = {name: getattr(batch.rent, name).copy() for name in ("look", "wanted", "nodes")}
+    return batch._replace(loop=copy_of(batch.loop), rent=batch.rent._replace(**scratch))
 
 
 def _check_supported(
@@ -213,6 +225,18 @@ def begin(f: CompiledBatch, b: int, workload: int) -> None:
     schedule_failures(w, b)
     advance(w, b)
     look_around(f.loop, b)
+    rent_by_plan(f, b)
+
+
+@njit()
+def rent_by_plan(f: CompiledBatch, b: int) -> None:
+    """Decide on the rented nodes of cluster b if a decision is due. The last minute of a plan stands from then on."""
+    w, plan, workload = f.loop.world, f.rent, f.loop.current[b]
+    if len(plan.size) == 0 or w.clusters[b].time < w.clusters[b].next_rent or is_over(w, b):
+        return
+    minute = min(int(w.clusters[b].time / TICK_S + 1e-6), plan.further.shape[1] - 1)
+    if decide_on_nodes(w, b, plan, workload, minute, np.zeros(6)):
+        look_around(f.loop, b)
 
 
 @njit()
@@ -256,6 +280,7 @@ def run_clusters(
         runs = workload < 0 or (cluster.time < until[i] and not is_over(w, b))
         while runs:
             decide_and_run(f.loop, b, weights[i : i + 1], total)
+            rent_by_plan(f, b)
             runs = cluster.time < until[i] and not is_over(w, b)
             if len(trace) > 0:
                 weigh(total, f.reward, parts[i])

@@ -13,6 +13,7 @@ from numpy.random import Generator
 
 from rlpto.core.cluster import Cluster, ClusterShape
 from rlpto.core.queues import QueueSettings
+from rlpto.core.renting import NO_RENT, RentPlan
 from rlpto.core.rewards import HOUR, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
 from rlpto.envs.compiled_batch import CompiledBatch, Workload, build_batch, joint_history
@@ -26,6 +27,9 @@ from rlpto.knowledge.by_size import CompiledEstimates
 from rlpto.knowledge.known import TRUTH, Knowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import SIZES
+from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.control import SimulatedNodes, plan_of
+from rlpto.provisioning.demand import KnownDemand
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -40,6 +44,8 @@ class EnvSetup:
     workloads: episodes are drawn from them. start: index weights [S] of the heuristic that the agent starts
     from. Action zero is this heuristic; it also warms up episodes and plays the baseline rollouts.
     knowledge: the knowledge of policies, with its noise replaced by the noise of each workload.
+    renting: arguments of `SimulatedNodes` for each workload, whose provisioner decides on the rented nodes. Default: no
+    nodes are rented, or actions set their number (`rents`).
     """
 
     shape: ClusterShape
@@ -51,15 +57,17 @@ class EnvSetup:
     settings: EnvSettings
     start: FloatArray
     knowledge: Knowledge = TRUTH
+    renting: tuple[tuple[Provisioner, KnownDemand, float], ...] = ()
 
     rents: ClassVar[bool] = False
     """Whether actions set the number of rented nodes."""
 
     def __post_init__(self) -> None:
-        if self.shape.rented_groups and not self.rents:
+        if self.shape.rented_groups and not (self.rents or self.renting):
             raise ConfigError(
                 "cluster.nodes: nodes are rented, but here the agent allocates GPUs; expected rlpto/Nodes-v1 "
-                "(agent.learns: nodes), or nodes that are always there"
+                "(agent.learns: nodes), learning from whole windows (agent.learns: windows), or nodes that are always "
+                "there"
             )
         if self.start.ndim != 1 or len(self.start) not in SIZES:
             raise ValueError(f"start: expected {SIZES} index weights, got shape {self.start.shape}")
@@ -72,14 +80,34 @@ class EnvSetup:
     def compiled(self, count: int = 1) -> CompiledBatch:
         """A compiled batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them."""
         parts = (self.tables, self.simulator, self.queue, self.reward)
-        return build_batch(count, self.shape, self.workloads, *parts, estimates=self._estimates)
+        return build_batch(count, self.shape, self.workloads, *parts, estimates=self._estimates, rent=self._plan)
+
+    @cached_property
+    def _plan(self) -> RentPlan:
+        """Decisions on the rented nodes of all workloads; those of shorter ones are repeated at the end."""
+        plans = [plan_of(self.shape, *own) for own in self.renting]
+        known = [plan for plan in plans if plan is not None]
+        if len(known) < len(plans):
+            raise ConfigError(
+                f"provision {self.renting[0][0].name}: agents that allocate GPUs learn in compiled code; expected "
+                "fixed, reactive, spare, scheduled, average or forecast"
+            )
+        if not known:
+            return NO_RENT
+        longest = max(plan.further.shape[1] for plan in known)
+        rows = [np.pad(plan.further, ((0, 0), (0, longest - plan.further.shape[1]), (0, 0)), "edge") for plan in known]
+        return known[0]._replace(further=np.concatenate(rows))
+
+    def node_control(self, workload: int, cluster: SimulatedCluster) -> SimulatedNodes | None:
+        """Return the control of a cluster's rented nodes; None if no nodes are rented."""
+        return SimulatedNodes(cluster, *self.renting[workload]) if self.renting else None
 
     @cached_property
     def _estimates(self) -> CompiledEstimates:
         """Estimates that policies get; computed once, since this takes longer than all the rest."""
         return CompiledEstimates.of(self.knowledge, self.tables, self.shape.gpus_per_node)
 
-    def make_cluster(self, workload: int) -> Cluster:
+    def make_cluster(self, workload: int) -> SimulatedCluster:
         """A simulated cluster at the start of workload number `workload`."""
         own = self.workloads[workload]
         knowledge = replace(self.knowledge, noise=own.noise, history=joint_history([own], self.tables))

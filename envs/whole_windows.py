@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.core.rewards import TERMS
-from rlpto.envs.compiled_batch import NO_TRACE, PARTS, CompiledBatch, run_clusters
+from rlpto.envs.compiled_batch import NO_TRACE, PARTS, CompiledBatch, copy_of_batch, run_clusters
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.observation import empty_observation
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import helper, kernel
 from rlpto.io.cores import cores
-from rlpto.simulator.batch_loop import copy_of
 
 COSTS = [number for number, term in enumerate(TERMS) if term.name in ("time", "shortfall")]
 TIME_LIMIT_FACTOR = 3.0
@@ -150,7 +149,7 @@ class WindowPool:
         self.names = tuple(workload.name for workload in setup.workloads)
         if interval is not None:
             batch.world.rules["interval"] = interval
-        self._batches = [batch._replace(loop=copy_of(batch.loop)) for _ in range(threads or cores())]
+        self._batches = [copy_of_batch(batch) for _ in range(threads or cores())]
         self._start, self._limit = setup.start[None], float(batch.world.rules["limit"][0])
         self._base, self._ends = np.full((len(self.groups), PARTS), np.nan), np.zeros(len(self.groups))
 

@@ -85,9 +85,10 @@ class NodesState:
 class RentPlan(NamedTuple):
     """Decisions on G groups of rented nodes that compiled code takes itself, because only demand is not known ahead.
 
-    further: [T, G] GPUs wanted after 0, 1, ... T - 1 minutes in addition to the demand, or to `NodesState.own` unless
-    on_demand. size: [G] GPUs of a node. gpus: [G] GPUs of all nodes. least, most: [G] nodes. other: [G] the next group
-    with the same GPU type, or -1. look: [G] LOOK, wanted: [G] and nodes: [G] are overwritten by every decision.
+    further: [W, T, G] GPUs wanted in each of W workloads after 0, 1, ... T - 1 minutes, in addition to the demand, or
+    to `NodesState.own` unless on_demand. size: [G] GPUs of a node. gpus: [G] GPUs of all nodes. least, most: [G] nodes.
+    other: [G] the next group with the same GPU type, or -1. look: [G] LOOK, wanted: [G] and nodes: [G] are overwritten
+    by every decision.
     """
 
     further: FloatArray
@@ -100,6 +101,13 @@ class RentPlan(NamedTuple):
     look: AnyArray
     wanted: FloatArray
     nodes: IntArray
+
+
+_GPUS, _NODES = np.zeros(0), np.zeros(0, dtype=np.int64)
+NO_RENT = RentPlan(
+    np.zeros((0, 0, 0)), True, _GPUS, _GPUS, _NODES, _NODES, _NODES, look=np.zeros(0, LOOK), wanted=_GPUS, nodes=_NODES
+)
+"""The plan of clusters without rented nodes."""
 
 
 def nodes_for(state: NodesState, gpus: FloatArray) -> IntArray:

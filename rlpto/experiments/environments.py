@@ -36,6 +36,8 @@ from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights, load_index_weights
+from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.demand import KnownDemand
 
 DEFAULT = "quickstart"
 """Default configuration of environments."""
@@ -144,7 +146,15 @@ def training_setup(
     for an unusable file of weights.
     """
     several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
-    return EnvSetup(**setup_parts(several, split, seeds))
+    parts = setup_parts(several, split, seeds)
+    if several[0].shape.rented_groups and several[0].config.agent.learns == "windows":
+        parts["renting"] = tuple(renting(several, workload) for workload in parts["workloads"])
+    return EnvSetup(**parts)
+
+
+def renting(several: Sequence[Experiment], workload: Workload) -> tuple[Provisioner, KnownDemand, float]:
+    """Return what decides on the rented nodes of a workload: the provisioner of its experiment."""
+    return several[workload.group].provisioning("", workload.name.split("/")[-2], workload.jobs)
 
 
 def setup_parts(several: Sequence[Experiment], split: str, seeds: Iterable[int] | None) -> dict[str, Any]:

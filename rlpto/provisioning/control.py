@@ -191,5 +191,5 @@ def plan_of(shape: ClusterShape, provisioner: Provisioner, demand: KnownDemand, 
     time = np.repeat(np.arange(minutes) * TICK_S, groups)
     seen = (demand.averages.reshape(-1, *demand.averages.shape[2:]), demand.forecast.reshape(len(time), -1))
     state = NodeGroups(shape, minutes).state(time, start + time, np.zeros(len(time), dtype=LOOK), *seen)
-    further = checked_gpus(provisioner.name, provisioner.further(state), state).reshape(minutes, groups)
+    further = checked_gpus(provisioner.name, provisioner.further(state), state).reshape(1, minutes, groups)
     return NodeGroups(shape).plan(further, provisioner.on_demand)

@@ -171,7 +171,8 @@ def build_loop(
 
 def copy_of(loop: Loop) -> Loop:
     """Copy a loop for another thread, without sharing anything that running it changes."""
-    changed = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free", "rules", "scratch")
+    by_cluster = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free", "rentals", "worked")
+    changed = (*by_cluster, "rules", "scratch")
     learnt = {name: getattr(loop.estimates, name).copy() for name in ("seen", "learnt", "finished")}
     jobs, speed, steps, *others = loop.shown
     return loop._replace(

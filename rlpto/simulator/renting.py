@@ -87,10 +87,10 @@ def advance_renting(
         stops = is_over(w, b)
         if not stops and cluster.time >= cluster.next_rent:
             minute = int(cluster.time / TICK_S + 1e-6)
-            if minute < len(plan.further):
+            if minute < plan.further.shape[1]:
                 close_decision(w, b, kept, rows[minutes])
                 minutes += 1
-                decide_on_nodes(w, b, plan, minute, kept)
+                decide_on_nodes(w, b, plan, 0, minute, kept)
             else:
                 stops = True
         if stops or cluster.changed or cluster.time >= until or count == len(passed):
@@ -111,14 +111,14 @@ def close_decision(w: World, b: int, kept: FloatArray, row: FloatArray) -> None:
 
 
 @helper()
-def decide_on_nodes(w: World, b: int, plan: RentPlan, minute: int, kept: FloatArray) -> None:
-    """Rent nodes by the plan, and fill kept[:6] with the decision."""
+def decide_on_nodes(w: World, b: int, plan: RentPlan, workload: int, minute: int, kept: FloatArray) -> bool:
+    """Rent nodes by the plan for a workload, and fill kept[:6] with the decision. Returns whether jobs were stopped."""
     look, wanted = plan.look, plan.wanted
     look_at_nodes(w, b, look)
     kept[0] = w.clusters[b].time
     for g in range(len(look)):
         demand = look[g].used + look[g].waiting
-        wanted[g] = min((demand if plan.on_demand else look[g].own) + plan.further[minute, g], MOST_GPUS)
+        wanted[g] = min((demand if plan.on_demand else look[g].own) + plan.further[workload, minute, g], MOST_GPUS)
         kept[5] += max(wanted[g] - demand, 0.0)
     for g in range(len(look)):
         seen, other = look[g], plan.other[g]
@@ -130,7 +130,7 @@ def decide_on_nodes(w: World, b: int, plan: RentPlan, minute: int, kept: FloatAr
         kept[2] += seen.ready
         kept[3] += seen.booting
         kept[4] += seen.used
-    rent(w, b, plan.nodes)
+    return bool(rent(w, b, plan.nodes))
 
 
 @helper()
