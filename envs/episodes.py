@@ -27,7 +27,7 @@ from rlpto.knowledge.by_size import CompiledEstimates
 from rlpto.knowledge.known import TRUTH, Knowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import SIZES
-from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.base import Provisioner, planned
 from rlpto.provisioning.control import SimulatedNodes, plan_of
 from rlpto.provisioning.demand import KnownDemand
 from rlpto.simulator.cluster import SimulatedCluster
@@ -85,18 +85,12 @@ class EnvSetup:
     @cached_property
     def _plan(self) -> RentPlan:
         """Decisions on the rented nodes of all workloads; those of shorter ones are repeated at the end."""
-        plans = [plan_of(self.shape, *own) for own in self.renting]
-        known = [plan for plan in plans if plan is not None]
-        if len(known) < len(plans):
-            raise ConfigError(
-                f"provision {self.renting[0][0].name}: agents that allocate GPUs learn in compiled code; expected "
-                "fixed, reactive, spare, scheduled, average or forecast"
-            )
-        if not known:
+        plans = [plan_of(self.shape, planned(own), demand, start) for own, demand, start in self.renting]
+        if not plans:
             return NO_RENT
-        longest = max(plan.further.shape[1] for plan in known)
-        rows = [np.pad(plan.further, ((0, 0), (0, longest - plan.further.shape[1]), (0, 0)), "edge") for plan in known]
-        return known[0]._replace(further=np.concatenate(rows))
+        longest = max(plan.further.shape[1] for plan in plans)
+        rows = [np.pad(plan.further, ((0, 0), (0, longest - plan.further.shape[1]), (0, 0)), "edge") for plan in plans]
+        return plans[0]._replace(further=np.concatenate(rows))
 
     def node_control(self, workload: int, cluster: SimulatedCluster) -> SimulatedNodes | None:
         """Return the control of a cluster's rented nodes; None if no nodes are rented."""

@@ -41,6 +41,7 @@ from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import file_there
 from rlpto.io.interrupts import interruptible
 from rlpto.policies.spec import parse_provisioner
+from rlpto.provisioning.base import planned
 
 PREPARATION_S = 6.0
 """Longest preparation of a training [s] that does not make its parts longer."""
@@ -64,6 +65,8 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
     experiments = by_load(config)
     if config.agent.learns == "nodes":
         experiments[0].check_renting()
+    elif config.agent.learns == "windows" and experiments[0].shape.rented_groups:
+        planned(experiments[0].provisioner(""))
     for experiment in experiments:
         experiment.windows("train")
     if fresh:
@@ -209,7 +212,7 @@ def identity(config: Config, experiments: list[Experiment]) -> Identity:
         "env": config.env.model_dump(mode="json", exclude={"start"}),
         "start": start_weights(config).tolist(),
         "agent": deciding(config, Result.CHECKPOINT)["agent"],
-        **({"provision": config.provision} if config.agent.learns == "nodes" else {}),
+        **({"provision": config.provision} if experiments[0].shape.rented_groups else {}),
         "windows": config.workload.windows.model_dump(mode="json"),
     }
     return Identity(digest_of(decisive), training_seed(config), provenance(config))

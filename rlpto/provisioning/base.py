@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from rlpto.core.renting import MOST_GPUS, NodesState
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import PolicyError
+from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.io.settings import Settings
 
 OptionsType = TypeVar("OptionsType", bound=Settings)
@@ -55,6 +55,16 @@ class PlannedProvisioner(BaseProvisioner[OptionsType]):
         """[R] GPUs wanted in total."""
         wanted: FloatArray = (state.demand if self.on_demand else state.own) + self.further(state)
         return wanted
+
+
+def planned(provisioner: Provisioner) -> PlannedProvisioner[Any]:
+    """Return a provisioner that compiled code can follow. Raises ConfigError for another one."""
+    if not isinstance(provisioner, PlannedProvisioner):
+        raise ConfigError(
+            f"provision {provisioner.name}: agents that allocate GPUs learn in compiled code; expected fixed, "
+            "reactive, spare, scheduled, average, forecast, or another class derived from PlannedProvisioner"
+        )
+    return provisioner
 
 
 def needs_forecast(provisioner: object) -> bool:

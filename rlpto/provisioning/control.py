@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -166,8 +166,9 @@ class SimulatedNodes(RentedNodes):
 
     def __init__(self, cluster: PlannedCluster, provisioner: Provisioner, demand: KnownDemand, start: float) -> None:
         super().__init__(cluster, provisioner, demand, start)
-        self._simulated = cluster
-        self._plan = None if cluster.learns else plan_of(cluster.shape, provisioner, demand, start)
+        self._simulated, self._plan = cluster, None
+        if isinstance(provisioner, PlannedProvisioner) and not cluster.learns:
+            self._plan = plan_of(cluster.shape, provisioner, demand, start)
 
     def advance(self, until: float) -> AnyArray:
         """Advance the cluster as `Cluster.advance` does, at most to the next decision that is not in the plan."""
@@ -183,10 +184,8 @@ class SimulatedNodes(RentedNodes):
         return passed
 
 
-def plan_of(shape: ClusterShape, provisioner: Provisioner, demand: KnownDemand, start: float) -> RentPlan | None:
-    """Return a provisioner's decisions by the minute, or None if they depend on more than the demand."""
-    if not isinstance(provisioner, PlannedProvisioner):
-        return None
+def plan_of(shape: ClusterShape, provisioner: PlannedProvisioner[Any], demand: KnownDemand, start: float) -> RentPlan:
+    """Return a provisioner's decisions by the minute, for compiled code. Its arguments are those of `RentedNodes`."""
     minutes, groups = demand.averages.shape[:2]
     time = np.repeat(np.arange(minutes) * TICK_S, groups)
     seen = (demand.averages.reshape(-1, *demand.averages.shape[2:]), demand.forecast.reshape(len(time), -1))

@@ -70,5 +70,7 @@ def test_a_provisioner_that_compiled_code_does_not_know_is_refused(tmp_path):
             return provisioner(state)
 
     object.__setattr__(setup, "renting", ((Mine(), demand, start),) * len(setup.workloads))
-    with pytest.raises(ConfigError, match=r"^provision mine: .* expected fixed, reactive, spare, .* or forecast$"):
+    with pytest.raises(
+        ConfigError, match=r"^provision mine: .* expected fixed, reactive, spare, .* derived from PlannedProvisioner$"
+    ):
         WindowPool(setup)
