@@ -146,6 +146,7 @@ def scale(plan: Plan) -> Part:
         "reward at other sizes, normalised: furthest from that at 64 GPUs": max(
             abs(value - normalised[HOME_NODES]) for value in normalised.values()
         ),
+        "reward at any size, normalised: least": min(normalised.values()),
         "decision with 10,000 jobs on 1,000 nodes, p99": decision_latency(agents(plan, SCALED[0])[0]),
     }
     return Part(figures, rows)
@@ -177,7 +178,7 @@ def data(plan: Plan) -> Part:
         overall, each = _correlation(means), shown(bootstrap_interval(inside), ".2f")
         part.rows.append({"policy": name, **held, "of the means": f"{overall:.2f}", "inside windows": each})
         if name == AGENT:
-            part.figures["more data, more GPUs: Spearman of data size and mean peak GPUs"] = overall
+            part.figures["more data, more GPUs: Spearman of data size and mean peak GPUs"] = round(overall, 9)
     return part
 
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from _studies import MORE, TIME_ONLY, Part, Plan, Workload, finished, shown, trained, tuned
+from _studies import MORE, TIME_ONLY, Part, Plan, Workload, shown, trained, tuned
 
 from rlpto.agents.archive import FORMATS, index_weights_of
 from rlpto.agents.policy import run_file
-from rlpto.agents.window_training import WEIGHTS
 from rlpto.envs.whole_windows import WindowPool
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
 from rlpto.experiments.environments import training_setup
@@ -25,8 +24,6 @@ from rlpto.io.arrays import FloatArray
 
 DRAWS = 60
 """Windows drawn from each file of Pollux's workloads, for testing."""
-OBSERVED_WINDOWS = 40
-"""Windows at each load if jobs fit their own speeds: a window takes a second."""
 SEEDS = 4
 """Repetitions of each test window of the other workloads, with other models and work of the jobs."""
 CONSTANTS, BOTH, EVOLUTION = "index weights alone, by PPO", "both, by PPO", "both, by evolution"
@@ -35,10 +32,10 @@ WAYS: dict[str, tuple[str, ...]] = {
     BOTH: (),
     EVOLUTION: ("agent.whole_windows.trainer=evolution",),
 }
+COMPARED = 3
+"""Most trainings by evolution."""
 FRESH_SEED = "seed=83"
 """Draws test windows that nothing was compared on before."""
-OBSERVED = ("knowledge.mode=online", "knowledge.fits=shared", "knowledge.remaining=learnt")
-"""Overrides for the knowledge of a real scheduler."""
 EVERY = (*TIME_ONLY, "queue.classes=weighted")
 
 
@@ -63,7 +60,8 @@ def ways(plan: Plan) -> Part:
     part, workload, learnt = Part(), plan.workloads[-1], {}
     for way, overrides in WAYS.items():
         variant = way if overrides else "JCT"  # the agent of the first table
-        vectors = [vector_of(plan, workload, variant, overrides, seed) for seed in range(plan.seeds)]
+        seeds = range(min(plan.seeds, COMPARED) if way == EVOLUTION else plan.seeds)
+        vectors = [vector_of(plan, workload, variant, overrides, seed) for seed in seeds]
         learnt[way] = [losses_at(plan, workload, load, vectors) for load in plan.loads]
         add_row(part, plan, way, learnt)
     ratio = relative_to(learnt[BOTH], learnt[EVOLUTION])
@@ -73,34 +71,10 @@ def ways(plan: Plan) -> Part:
     return part
 
 
-def observed(plan: Plan) -> Part:
-    """The knowledge of a real scheduler: agents trained where compiled clusters look up fits in a table, tested in
-    clusters where jobs fit their own speeds; Pollux's workloads."""
-    part, workload = Part(), plan.workloads[-1]
-    index = tuned(f"{workload}-jct-weighted")
-    learnt = {}
-    for way in (CONSTANTS, BOTH):
-        runs = [run_of(plan, workload, f"observed {way}", (*OBSERVED, *WAYS[way]), seed) for seed in range(plan.seeds)]
-        specs = [f"index:label=agent-{seed},weights={run / WEIGHTS}" for seed, run in enumerate(runs)]
-        learnt[way] = [observed_at(plan, workload, load, index, specs) for load in plan.loads]
-        add_row(part, plan, way, learnt, "speeds observed, lengths learnt: ")
-    return part
-
-
-def observed_at(plan: Plan, workload: Workload, load: float, index: str, specs: Sequence[str]) -> FloatArray:
-    """[windows, specs] relative change of the mean JCT against the index, by cells of an evaluation."""
-    given = (FRESH_SEED, *EVERY, started(workload), *OBSERVED)
-    config = plan.config(workload, load, *given, windows=OBSERVED_WINDOWS)
-    done = finished(plan, config, [index, *specs], f"observed-{load:g}")
-    by_policy = np.array([cell.metrics["jct_mean"] for cell in done]).reshape(1 + len(specs), -1)
-    changes: FloatArray = (by_policy[1:] / by_policy[0] - 1).T
-    return changes
-
-
-def add_row(part: Part, plan: Plan, way: str, learnt: Mapping[str, Sequence[FloatArray]], known: str = "") -> None:
+def add_row(part: Part, plan: Plan, way: str, learnt: Mapping[str, Sequence[FloatArray]]) -> None:
     """Add the row of one way to learn, against the tuned index and against index weights alone.
 
-    learnt: by way the losses of every load, each [windows, seeds]. known: what policies know, in the figure's name.
+    learnt: by way the losses of every load, each [windows, seeds].
     """
     by_load = {
         f"load {load:g}": f"{relative(losses).estimate:.3f}"
@@ -109,12 +83,15 @@ def add_row(part: Part, plan: Plan, way: str, learnt: Mapping[str, Sequence[Floa
     pooled, against = relative(np.concatenate(learnt[way])), relative_to(learnt[way], learnt[CONSTANTS])
     over = {"over index weights alone": "" if way == CONSTANTS else shown(against, ".3f")}
     part.rows.append({"learnt": way, **by_load, "all loads": shown(pooled, ".3f"), **over})
-    part.figures[f"{known}{way}, upper end"] = pooled.high
+    part.figures[f"{way}, upper end"] = pooled.high
 
 
 def relative_to(losses: Sequence[FloatArray], others: Sequence[FloatArray]) -> Interval:
-    """The mean JCT of one way to learn over the other's, from losses of every load, each [windows, seeds]."""
+    """The mean JCT of one way to learn over the other's, from losses of every load, each [windows, seeds], for the
+    seeds that both have."""
     mine, theirs = np.concatenate(losses), np.concatenate(others)
+    seeds = min(mine.shape[1], theirs.shape[1])
+    mine, theirs = mine[:, :seeds], theirs[:, :seeds]
     return relative((mine - theirs) / (1 + theirs))
 
 
