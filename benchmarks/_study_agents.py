@@ -178,7 +178,9 @@ def data(plan: Plan) -> Part:
         overall, each = _correlation(means), shown(bootstrap_interval(inside), ".2f")
         part.rows.append({"policy": name, **held, "of the means": f"{overall:.2f}", "inside windows": each})
         if name == AGENT:
-            part.figures["more data, more GPUs: Spearman of data size and mean peak GPUs"] = round(overall, 9)
+            part.figures["more data, more GPUs: Spearman of data size and mean peak GPUs"] = round(
+                overall, 9
+            )  # 0.9 may be 0.8999...
     return part
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -41,15 +42,16 @@ class BaseProvisioner(Generic[OptionsType]):
         self.options: OptionsType = options or self.Options()  # type: ignore[assignment]
 
 
-class PlannedProvisioner(BaseProvisioner[OptionsType]):
+class PlannedProvisioner(BaseProvisioner[OptionsType], ABC):
     """A provisioner that wants the demand and further GPUs, which do not depend on jobs and nodes. The simulator then
     decides in compiled code. on_demand: false if it wants the nodes that are not rented instead of the demand."""
 
     on_demand: ClassVar[bool] = True
 
+    @abstractmethod
     def further(self, state: NodesState) -> FloatArray:
-        """[R] GPUs. Of the state only time, clock, size, boot, most, averages and forecast are known."""
-        raise NotImplementedError
+        """[R] GPUs, 0 or more, from time, clock, size, boot, most, averages and forecast. The simulator asks for all
+        minutes at once, and the other fields are NaN there."""
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs wanted in total."""
@@ -81,6 +83,7 @@ def checked_gpus(name: str, wanted: FloatArray, state: NodesState) -> FloatArray
     if found.shape != state.used.shape:
         rows = len(state.used)
         raise PolicyError(f"provisioner {name}: expected {rows} numbers of GPUs, one for each group, got {wanted!r}")
-    if not (np.isfinite(found) & (found >= 0)).all():
-        raise PolicyError(f"provisioner {name}: wants {found.tolist()} GPUs, expected finite numbers of 0 or more")
+    wrong = found[~(np.isfinite(found) & (found >= 0))]
+    if len(wrong):
+        raise PolicyError(f"provisioner {name}: wants {wrong[0]} GPUs, expected a finite number of 0 or more")
     return np.minimum(found, MOST_GPUS)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.records import NodeRecords
-from rlpto.core.renting import LOOK, TICK_S, NodesState, RentPlan, nodes_for
+from rlpto.core.renting import LOOK, SEEN, TICK_S, NodesState, RentPlan, nodes_for
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.provisioning.base import PlannedProvisioner, Provisioner, checked_gpus
 from rlpto.provisioning.demand import ByMinute, KnownDemand
@@ -189,6 +189,7 @@ def plan_of(shape: ClusterShape, provisioner: PlannedProvisioner[Any], demand: K
     minutes, groups = demand.averages.shape[:2]
     time = np.repeat(np.arange(minutes) * TICK_S, groups)
     seen = (demand.averages.reshape(-1, *demand.averages.shape[2:]), demand.forecast.reshape(len(time), -1))
-    state = NodeGroups(shape, minutes).state(time, start + time, np.zeros(len(time), dtype=LOOK), *seen)
+    unknown = np.full((len(time), len(SEEN)), np.nan).view(LOOK).reshape(-1)
+    state = NodeGroups(shape, minutes).state(time, start + time, unknown, *seen)
     further = checked_gpus(provisioner.name, provisioner.further(state), state).reshape(1, minutes, groups)
     return NodeGroups(shape).plan(further, provisioner.on_demand)

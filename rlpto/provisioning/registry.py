@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from inspect import isabstract
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,12 @@ def _plugin(name: str) -> Any:
     except Exception as error:  # a module may raise anything, errors of syntax too
         raise ConfigError(f"{what}: cannot be loaded: {one_line(error)}") from None
     options = getattr(kind, "Options", None)
-    if not (isinstance(options, type) and issubclass(options, Settings) and "__call__" in dir(kind)):
-        raise ConfigError(f"{what}: expected a class with `Options` and `__call__`, as rlpto.provisioning.base has it")
+    complete = "__call__" in dir(kind) and not isabstract(kind)
+    if not (isinstance(options, type) and issubclass(options, Settings) and complete):
+        raise ConfigError(
+            f"{what}: expected a class with `Options` and `__call__`, or `further` if it is derived from "
+            "PlannedProvisioner, as rlpto.provisioning.base has it"
+        )
     return kind
 
 

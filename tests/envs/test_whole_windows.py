@@ -56,9 +56,7 @@ def test_the_price_of_a_rented_gpu_is_the_first_price_of_the_index():
     assert np.array_equal(priced(start, config.reward, 0.0), start), "nothing costs anything"
 
 
-def test_a_provisioner_that_compiled_code_does_not_know_is_refused(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("")
+def test_a_provisioner_that_compiled_code_does_not_know_is_refused():
     experiment = Experiment(load_config("rented", [*SMALL, "provision=average"]))
     setup = training_setup(experiment, "test")
     provisioner, demand, start = setup.renting[0]

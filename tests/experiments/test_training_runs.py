@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlpto.experiments import tune
 from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.run_folder import members, read_run_config
 from rlpto.experiments.sweep import open_sweep
 from rlpto.experiments.training_runs import begin_training, provenance
@@ -55,6 +57,17 @@ def test_the_origin_of_an_agent_names_no_folders_of_its_machine(tmp_path: Path) 
     origin = provenance(load_config("rented", files))
     assert origin["config"]["provision"] == "agent:file=nodes.safetensors"
     assert str(tmp_path) not in json.dumps(origin)
+
+
+def test_a_provisioner_that_a_training_cannot_follow_is_refused_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = load_config("rented", {"agent.learns": "windows", "simulator.max_hours": None, "provision": "reactive"})
+    begin_training(config, tmp_path / "planned", 1, fresh=False)
+    monkeypatch.setattr(Experiment, "provisioner", lambda *_: SimpleNamespace(name="mine"))
+    with pytest.raises(ConfigError, match=r"^provision mine: .* derived from PlannedProvisioner$"):
+        begin_training(config, tmp_path / "run", 1, fresh=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_provisioner_that_is_named_twice_is_tuned_once(monkeypatch: pytest.MonkeyPatch) -> None:

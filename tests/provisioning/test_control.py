@@ -3,19 +3,22 @@
 from dataclasses import fields
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.loop import run
+from rlpto.core.policy import NoOptions
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import NodeRecords, RunRecord
 from rlpto.core.renting import NodesState, RentedSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import parse_spec
-from rlpto.provisioning.base import Provisioner
+from rlpto.provisioning.base import PlannedProvisioner, Provisioner
 from rlpto.provisioning.control import SimulatedNodes
 from rlpto.provisioning.demand import LEVELS, demand_of
 from rlpto.provisioning.registry import make_provisioner
@@ -80,6 +83,23 @@ def test_a_plan_gives_the_run_of_the_provisioner_asked_every_minute(seed, spec, 
     assert np.array_equal(planned.jobs.finish_time, expected.jobs.finish_time)
     assert np.array_equal(planned.decisions.reward, expected.decisions.reward)
     assert np.array_equal(planned.changes.gpus, expected.changes.gpus)
+
+
+class Looks(PlannedProvisioner[NoOptions]):
+    """A provisioner whose further GPUs depend on jobs, which nobody knows ahead."""
+
+    name, Options = "looks", NoOptions
+
+    def further(self, state: NodesState) -> FloatArray:
+        """A GPU more for each waiting job."""
+        return state.waiting_jobs
+
+
+def test_further_gpus_that_depend_on_jobs_are_refused():
+    with pytest.raises(
+        PolicyError, match=r"^provisioner looks: wants nan GPUs, expected a finite number of 0 or more$"
+    ):
+        played(0, Looks(), "events", "fifo")
 
 
 def test_a_plan_for_a_fixed_number_of_nodes_counts_nodes_that_are_not_rented():
