@@ -66,11 +66,18 @@ class _Attributes(AttributeTemplate):
 
 @unbox(Reference)
 def _unbox(kind: Reference, value: Any, c: Any) -> NativeValue:
-    """Put the parts into memory of the function that Python calls."""
+    """Put the parts into memory of the function that Python calls, which releases them at its end."""
     native = c.unbox(kind.parts, value)
     memory = alloca_once(c.builder, SLOT, size=ir.Constant(SLOT, _slots(native.value.type)))
     _store(c.builder, memory, 0, native.value)
-    return NativeValue(memory, cleanup=native.cleanup, is_error=native.is_error)
+
+    def release() -> None:
+        if native.cleanup is not None:
+            native.cleanup()
+        if c.context.enable_nrt:  # numba releases an argument by its type, and a pointer has nothing to release
+            c.context.nrt.decref(c.builder, kind.parts, native.value)
+
+    return NativeValue(memory, cleanup=release, is_error=native.is_error)
 
 
 @lower_getattr_generic(Reference)

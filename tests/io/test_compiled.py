@@ -217,6 +217,19 @@ def test_compiled_code_reads_named_tuples_by_reference_and_changes_their_arrays(
     assert run(outer._replace(on=False), 0) == -1.0
 
 
+def test_arrays_passed_by_reference_are_freed_after_the_call() -> None:
+    @njit()
+    def first(outer):
+        return np.zeros(1)[0] + outer.inner.counts[0] + outer.rates[0, 0]
+
+    outer = Outer(Inner(np.zeros(2, dtype=np.int64), 3), np.ones((2, 3)), on=True, missing=None)
+    arrays = [outer.inner.counts, outer.rates]
+    before = [*map(sys.getrefcount, arrays)]
+    for _ in range(10):
+        assert first(outer) == 1.0
+    assert [*map(sys.getrefcount, arrays)] == before
+
+
 def test_only_functions_that_python_calls_become_machine_code_of_their_own() -> None:
     @njit()
     def tripled(values):
