@@ -147,20 +147,25 @@ def agents(plan: Plan, workload: str) -> list[str]:
 
 
 def trained(plan: Plan, workload: str, variant: str, overrides: Sequence[str], seed: int) -> Path:
+    """Folder of a training on whole windows at all loads, which is run or resumed unless it is finished."""
+    short = () if plan.training is None else (f"agent.whole_windows.windows={plan.training}",)
+    changes = [f"agent.loads=[{','.join(map(str, plan.loads))}]", *overrides, *short]
+    return training_of(plan, f"{workload}-{variant}-{seed}", config_file(workload), seed, changes)
+
+
+def training_of(plan: Plan, name: str, config: Path, seed: int, changes: Sequence[str]) -> Path:
     """Folder of a training, which is run or resumed unless it is finished.
 
     Raises ConfigError if it fails, or if the folder holds another training.
     """
-    run = plan.folder / "training" / f"{workload}-{variant}-{seed}"
-    short = () if plan.training is None else (f"agent.whole_windows.windows={plan.training}",)
-    changes = [f"agent.loads=[{','.join(map(str, plan.loads))}]", *overrides, *short]
-    wanted = {"config": workload, "seed": seed, "overrides": changes}
+    run = plan.folder / "training" / name
+    wanted = {"config": config.stem, "seed": seed, "overrides": changes}
     finished = run / "finished.json"
     if finished.is_file():
         if read_json(finished, "a note on a training", ConfigError) != wanted:
             raise ConfigError(f"{run}: a training with other settings is there, expected {wanted}: remove the folder")
     else:
-        _train(run, config_file(workload), seed, changes, plan.workers)
+        _train(run, config, seed, changes, plan.workers)
         write_text(finished, json.dumps(wanted, indent=1) + "\n", "a note")
     return run
 
