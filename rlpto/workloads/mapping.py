@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlpto.core.jobs import Job
 from rlpto.core.stopping import StopRule, parse_rule
@@ -69,8 +69,9 @@ class MappingSettings(Settings):
     oversized: Literal["error", "skip", "clip"] = "error"
     """Treatment of a job that requests more GPUs than the cluster has; clip: it requests all GPUs and
     takes longer in proportion."""
-    rigid: bool = False
-    """Give every job exactly its requested GPUs."""
+    rigid: float = Field(0.0, ge=0, le=1)
+    """Share of jobs that hold exactly their requested GPUs; true: all of them. With `users`, all jobs of a user or
+    none."""
     max_gpus_factor: float = Field(4.0, ge=1, le=10**6)
     """Most GPUs of an elastic job as a multiple of its requested GPUs."""
     max_gpus: int = Field(64, ge=1, le=16_384)
@@ -81,6 +82,11 @@ class MappingSettings(Settings):
     """Shares of the classes high, normal and low among jobs whose priority is not recorded."""
     stop: StopRule | None = None
     """Rule for stopping early, for jobs without a rule in the trace. Default: they train all their epochs."""
+
+    @field_validator("rigid", mode="before")
+    @classmethod
+    def _share(cls, value: object) -> object:
+        return float(value) if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> MappingSettings:
@@ -188,7 +194,7 @@ def map_jobs(
     else:
         job_type = _draw_by_weight(gpus, allowed, tables, settings, seconds, limits, rng.random(len(trace))[drawer])
     if settings.fixed_batch > 0:
-        fixed = _draw_fixed(settings.fixed_batch, drawer, np.random.default_rng([seed, 5]))
+        fixed = _draw_share(settings.fixed_batch, drawer, np.random.default_rng([seed, 5]))
         job_type = np.where(fixed, _with_fastest_batch(job_type, gpus, tables, seconds, limits), job_type)
     job_type = _limited(job_type, allowed, tables)
     data_size, epochs = tables.samples[job_type], tables.epochs[job_type].astype(np.float64)
@@ -201,7 +207,8 @@ def map_jobs(
         if settings.mode == "named" and tables.floor_size.size:
             _check_sizes(trace, tables, job_type, gpus)
         data_size = data_size * usual / seconds[job_type, gpus]
-    most = _max_gpus(gpus, settings, bound, limits[job_type])
+    rigid = _draw_share(settings.rigid, drawer, np.random.default_rng([seed, 6]))
+    most = np.where(rigid, gpus, _max_gpus(gpus, settings, bound, limits[job_type]))
     priorities = _priorities(trace, settings.priority_shares, seed)
     return [
         Job(
@@ -211,7 +218,7 @@ def map_jobs(
             epochs=work,
             data_size=size,
             requested_gpus=requested,
-            min_gpus=requested if settings.rigid else 1,
+            min_gpus=least,
             max_gpus=highest,
             priority=priority,
             batch_size=tables.types[k].batch_size,
@@ -220,10 +227,11 @@ def map_jobs(
             user=user,
             gpu_types=tables.types[k].gpu_types,
         )
-        for name, user, submit, k, work, size, requested, highest, priority, chosen_by, stop in zip(
+        for name, user, submit, k, work, size, requested, least, highest, priority, chosen_by, stop in zip(
             trace.texts("name"),
             users,
-            *(column.tolist() for column in (trace.submit_time, job_type, epochs, data_size, gpus, most, priorities)),
+            *(column.tolist() for column in (trace.submit_time, job_type, epochs, data_size, gpus)),
+            *(column.tolist() for column in (np.where(rigid, gpus, 1), most, priorities)),
             _metrics(trace, metric),
             _stop_rules(trace, settings),
             strict=True,
@@ -377,17 +385,19 @@ def _draw_by_category(
     return job_type
 
 
-def _draw_fixed(share: float, drawer: IntArray, rng: np.random.Generator) -> BoolArray:
-    """Draw whether each job [M] keeps its batch size: a share of the jobs, rounded, or less if groups are too large.
+def _draw_share(share: float, drawer: IntArray, rng: np.random.Generator) -> BoolArray:
+    """Draw which jobs [M] belong to a share of the jobs, rounded; to less than it if groups are too large.
 
-    drawer: [M] group of every job. All jobs of a group keep it or none. Groups are taken in random order if they fit.
+    drawer: [M] group of every job. All jobs of a group belong to it or none. Groups are taken in random order if they
+    fit.
     """
-    jobs, fixed, kept = np.bincount(drawer), np.zeros(len(drawer), dtype=np.bool_), 0
-    for one in rng.permutation(len(jobs)).tolist():
-        if kept + jobs[one] <= share * len(drawer) + 0.5:
-            fixed[drawer == one] = True
-            kept += int(jobs[one])
-    return fixed
+    jobs = np.bincount(drawer)
+    chosen, count = np.zeros(len(jobs), dtype=np.bool_), 0
+    for one in rng.permutation(len(jobs)).tolist() if share > 0 else ():
+        if count + jobs[one] <= share * len(drawer) + 0.5:
+            chosen[one] = True
+            count += int(jobs[one])
+    return chosen[drawer]
 
 
 def _with_fastest_batch(
@@ -433,10 +443,8 @@ def _given_pairs(trace: Trace, settings: MappingSettings) -> list[tuple[str, int
 
 
 def _max_gpus(gpus: IntArray, settings: MappingSettings, bound: IntArray, limits: IntArray) -> IntArray:
-    """Return the most GPUs [M] of every job, never fewer than it requests. limits: [M] limit of its type; in mode given
-    it replaces the multiple of the request."""
-    if settings.rigid:
-        return gpus
+    """Return the most GPUs [M] of every job if it is elastic, never fewer than it requests. limits: [M] limit of its
+    type; in mode given it replaces the multiple of the request."""
     most = np.minimum(np.minimum(settings.max_gpus, bound), limits)
     if settings.mode != "given":
         most = np.minimum(most, (settings.max_gpus_factor * gpus).astype(np.int64))

@@ -1,4 +1,6 @@
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -140,6 +142,24 @@ def test_elastic_limits() -> None:
     assert [job.max_gpus for job in jobs] == [2, 16, 20, 48]
     jobs = map_jobs(trace, TABLES, MappingSettings(rigid=True), 0, 64, 4)
     assert [(job.min_gpus, job.max_gpus) for job in jobs] == [(1, 1), (8, 8), (20, 20), (48, 48)]
+
+
+@pytest.mark.parametrize("users", [None, "recorded"])
+def test_a_share_of_the_jobs_is_rigid_and_nothing_else_changes(users: Literal["recorded"] | None) -> None:
+    trace = recorded([100.0] * 40, [1 + i % 8 for i in range(40)], user=[f"u{i % 10}" for i in range(40)])
+    elastic, half = (map_jobs(trace, TABLES, MappingSettings(rigid=share, users=users), 0, 64, 4) for share in (0, 0.5))
+    rigid = [job.min_gpus == job.max_gpus == job.requested_gpus for job in half]
+    assert sum(rigid) == 20
+    for fixed, before, after in zip(rigid, elastic, half, strict=True):
+        least, most = (before.requested_gpus,) * 2 if fixed else (before.min_gpus, before.max_gpus)
+        assert after == replace(before, min_gpus=least, max_gpus=most)
+    if users is not None:
+        assert len({(job.user, fixed) for job, fixed in zip(half, rigid, strict=True)}) == 10
+
+
+def test_a_share_of_rigid_jobs_is_at_most_one() -> None:
+    with pytest.raises(ValidationError):
+        MappingSettings(rigid=1.5)
 
 
 def test_jobs_larger_than_the_cluster() -> None:
