@@ -31,7 +31,7 @@ from rlpto.policies.spec import CODE_ENDING, parse_provisioner, parse_spec
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.listed import JobClass, ListedJob
-from rlpto.workloads.mapping import MappingSettings
+from rlpto.workloads.mapping_settings import MappingSettings
 from rlpto.workloads.windows import WindowSettings
 
 _LONGEST_POSITION = 10

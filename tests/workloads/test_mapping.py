@@ -18,7 +18,8 @@ from rlpto.performance.profiles import ModelLimits
 from rlpto.performance.solo import seconds_to_finish
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.workloads.listed import ListedJob, listed_jobs, listed_trace
-from rlpto.workloads.mapping import MappingSettings, job_types, map_jobs
+from rlpto.workloads.mapping import job_types, map_jobs
+from rlpto.workloads.mapping_settings import MappingSettings
 from rlpto.workloads.trace import Trace, make_trace
 
 GPUS_PER_NODE = 4
