@@ -71,23 +71,39 @@ class NodesNetwork:
 
 
 class TrainedNodes:
-    """An agent that can act. heuristic: provisioner of action zero. gpus, boot: [G] of the nodes of its training."""
+    """An agent that can act. heuristic: provisioner of action zero. gpus, boot: [G] of the nodes of its training.
+    origin: its name in errors."""
 
     name = "agent"
 
-    def __init__(self, network: NodesNetwork, heuristic: Provisioner, gpus: FloatArray, boot: FloatArray) -> None:
+    def __init__(
+        self,
+        network: NodesNetwork,
+        heuristic: Provisioner,
+        gpus: FloatArray,
+        boot: FloatArray,
+        origin: str = "agent",
+    ) -> None:
         self._network, self._heuristic, self._gpus, self._boot = network, heuristic, gpus, boot
+        self._origin = origin
         self.forecasts = needs_forecast(heuristic)
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs. Raises PolicyError for nodes whose GPUs or boot times differ from the agent's."""
-        for name, own, there in (("GPUs", self._gpus, state.size), ("s of boot time", self._boot, state.boot)):
-            if len(there) % len(own) or (np.resize(own, len(there)) != there).any():
-                wanted, got = (", ".join(f"{value:g}" for value in values) for values in (own, there))
-                raise PolicyError(f"agent for rented nodes of {wanted} {name}, but these have {got}; train another one")
+        self.check_nodes(state.size, state.boot)
         spare = self._heuristic(state) - state.demand
         features = node_features(state, spare).reshape(len(spare) // len(self._gpus), -1)
         return gpus_of_action(state, spare, self._network.act(features).reshape(-1).astype(np.float64))
+
+    def check_nodes(self, size: FloatArray, boot: FloatArray) -> None:
+        """Raise PolicyError for nodes whose GPUs or boot times differ from the agent's."""
+        for name, own, there in (("GPUs", self._gpus, size), ("s of boot time", self._boot, boot)):
+            if len(there) % len(own) or (np.resize(own, len(there)) != there).any():
+                wanted, got = (", ".join(f"{value:g}" for value in values) for values in (own, there))
+                raise PolicyError(
+                    f"{self._origin} for rented nodes of {wanted} {name}, but these have {got} (cluster.nodes); "
+                    "train another one"
+                )
 
 
 def trained_nodes(setup: NodesSetup, network: FromStart) -> TrainedNodes:
@@ -120,7 +136,7 @@ def nodes_agent_of(archive: Archive, path: Path) -> TrainedNodes:
     seen = spaces.Dict({"nodes": spaces.Box(-np.inf, np.inf, (width,), np.float32)})
     policy = NodesPolicy(seen, spaces.Box(-1.0, 1.0, (len(gpus),), np.float32), lambda _: 0.0, width=network.width)
     load_weights(policy, archive, path)
-    return TrainedNodes(NodesNetwork(policy), heuristic, gpus, boot)
+    return TrainedNodes(NodesNetwork(policy), heuristic, gpus, boot, f"{path}: agent")
 
 
 class NodesAgent:
@@ -138,6 +154,10 @@ class NodesAgent:
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs."""
         return self._trained(state)
+
+    def check_nodes(self, size: FloatArray, boot: FloatArray) -> None:
+        """Raise PolicyError for other nodes than the agent's."""
+        self._trained.check_nodes(size, boot)
 
 
 class PretrainedNodes(NodesAgent):

@@ -107,7 +107,8 @@ def train(
             begin_training(settled, folder, seeds, fresh=fresh)
             if settled.agent.learns == "windows" and "steps" in settled.agent.model_fields_set:
                 make_console(quiet).print(
-                    "note: agent.steps counts where agent.learns is decisions; here agent.whole_windows.windows does"
+                    "note: agent.steps counts where agent.learns is decisions or nodes; "
+                    "here agent.whole_windows.windows does"
                 )
         _train_all(folder, jobs, far, quiet)
 

@@ -69,6 +69,8 @@ INK, FAINT = "#1f2933", "#dde3e8"
 WIDTH = 4.8
 """Width of a plot [inches], at which text is readable on a phone, and in half of a wide window."""
 DPI = 180
+MOST_ROWS = 1024
+"""Most GPUs in the picture of a run; a plot has fewer rows of pixels."""
 BAR = 0.85
 """Height of a bar of a Gantt chart, in rows."""
 
@@ -243,7 +245,7 @@ def side_by_side(records: Mapping[str, RunRecord], bins: int = 600) -> Figure:
         in_our_style(waiting)
         gpus.grid(visible=False)
         gpus.imshow(picture, aspect="auto", origin="lower", interpolation="nearest",
-                    extent=(0.0, hours[-1], 0.0, float(len(holder))))  # fmt: skip
+                    extent=(0.0, hours[-1], 0.0, float(record.capacity)))  # fmt: skip
         gpus.set_title(policy, loc="left", fontsize=11, fontweight="bold", color=INK)
         gpus.set_title(f"mean JCT {scale.number(means.get(policy, math.nan))} {scale.unit}", loc="right",
                        fontsize=11, color=INK)  # fmt: skip
@@ -259,18 +261,20 @@ def side_by_side(records: Mapping[str, RunRecord], bins: int = 600) -> Figure:
 def gpu_map(record: RunRecord, times: FloatArray) -> tuple[IntArray, IntArray]:
     """Return the jobs that hold GPUs [GPUs, T], and the number of waiting jobs [T], at ascending `times` [T] s.
 
-    GPUs are assigned in order of submission, regardless of the jobs' real nodes; the job of an idle GPU is -1.
+    GPUs are assigned in order of submission, regardless of the jobs' real nodes; the job of an idle GPU is -1. If there
+    are more than MOST_ROWS GPUs, as many evenly spaced ones are returned.
     """
     jobs, changes = record.jobs, record.changes
     order = np.argsort(changes.time, kind="stable")
     upto = np.searchsorted(changes.time[order], times, side="right")
     held, before = np.zeros(len(jobs.names), dtype=np.int64), 0
-    holder, waiting = np.full((record.capacity, len(times)), -1), np.zeros(len(times), dtype=np.int64)
+    rows = np.linspace(0, record.capacity - 1, min(record.capacity, MOST_ROWS)).astype(np.int64)
+    holder, waiting = np.full((len(rows), len(times)), -1), np.zeros(len(times), dtype=np.int64)
     for at, (time, end) in enumerate(zip(times, upto, strict=True)):
         latest = order[before:end]
         held[changes.job[latest]], before = changes.gpus[latest], end
         column = np.repeat(np.arange(len(held)), held)[: record.capacity]  # GPUs may be shared, or added later
-        holder[: len(column), at] = column
+        holder[rows < len(column), at] = column[rows[rows < len(column)]]
         waiting[at] = np.count_nonzero((jobs.submit_time <= time) & ~(jobs.finish_time <= time) & (held == 0))
     return holder, waiting
 

@@ -40,8 +40,8 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.spec import parse_provisioner, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.provisioning.base import Provisioner, needs_forecast
-from rlpto.provisioning.control import SimulatedNodes
+from rlpto.provisioning.base import MadeForNodes, Provisioner, needs_forecast
+from rlpto.provisioning.control import NodeGroups, SimulatedNodes
 from rlpto.provisioning.demand import KnownDemand
 from rlpto.provisioning.registry import make_provisioner
 from rlpto.simulator.cluster import SimulatedCluster
@@ -208,6 +208,17 @@ class Experiment:
         own = parse_spec(spec).provisioner if spec else None
         return make_provisioner(own or parse_provisioner(self.config.provision))
 
+    def check_provision(self, spec: str = "", *, used: bool = True) -> None:
+        """Raise the error of a provisioner that cannot decide here. spec: of a policy. Default: the config's one.
+        used: false if it only has to exist."""
+        if not self.shape.rented_groups:
+            return
+        provisioner, groups = self.provisioner(spec), NodeGroups(self.shape)
+        if used and needs_forecast(provisioner):
+            _ = self.demand.learnt() if self.config.forecast.demand is None else self.demand.forecaster
+        if used and isinstance(provisioner, MadeForNodes):
+            provisioner.check_nodes(groups.size, groups.boot)
+
     def check_renting(self) -> None:
         """Raise ConfigError if an agent could not learn how many nodes to rent."""
         config = self.config
@@ -284,8 +295,8 @@ class Experiment:
         """
         for spec in self.config.policies:
             self.policy(spec)
-            if self.shape.rented_groups and needs_forecast(self.provisioner(spec)):
-                _ = self.config.forecast.demand or self.demand.learnt()
+            self.check_provision(spec)
+        self.check_provision(used=False)
         if self.config.forecast.mode == "on":
             _ = self._forecaster
         for window in self.windows():

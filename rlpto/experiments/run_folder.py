@@ -214,7 +214,11 @@ def differing_keys(
         if isinstance(left, Settings) and isinstance(right, Settings):
             yield from differing_keys(left, right, result, f"{key}.")
         else:
-            yield key, left, right
+            yield key, _shown(left), _shown(right)
+
+
+def _shown(value: object) -> object:
+    return ", ".join(f"{_shown(one)}" for one in value) if isinstance(value, tuple) else value
 
 
 def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str, Any]:

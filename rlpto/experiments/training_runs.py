@@ -63,6 +63,8 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
     refuse_for_learning(config.knowledge)
     check_whole_windows(config)
     experiments = by_load(config)
+    start_weights(config)
+    experiments[0].check_provision()
     if config.agent.learns == "nodes":
         experiments[0].check_renting()
     elif config.agent.learns == "windows" and experiments[0].shape.rented_groups:

@@ -36,7 +36,8 @@ def tune(config: Config, names: Sequence[str], on_progress: Callable[[int, int],
     tunable = [name for name, kind in BUILT_IN.items() if kind.grid or name == "reactive"]
     for name in names:
         if name not in tunable:
-            raise ConfigError(f"provisioner {name!r}: has nothing to tune; {nearest(name, tunable)}")
+            lack = "has nothing to tune" if name in BUILT_IN else "there is none of this name to tune"
+            raise ConfigError(f"provisioner {name!r}: {lack}; {nearest(name, tunable)}")
     kinds = [BUILT_IN[name] for name in dict.fromkeys(names or tunable)]
     points = [
         kind(kind.Options(**dict(zip(kind.grid, values, strict=True))))

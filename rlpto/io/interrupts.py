@@ -1,4 +1,4 @@
-"""Ctrl-C: stop a command cleanly, and lose no Ctrl-C."""
+"""Ctrl-C and SIGTERM: stop a command cleanly, and lose no Ctrl-C."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def interrupts_kept() -> Iterator[None]:
 
 
 class Interrupt:
-    """Handler of Ctrl-C for a training: the first one asks it to stop cleanly, or ends it at once before it learns.
+    """Handler of Ctrl-C and SIGTERM for a training. The first one asks it to stop cleanly, or ends it at once before it
+    learns.
 
     after: name of the work that it still completes.
     """
@@ -51,7 +52,7 @@ class Interrupt:
         self.learning = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Handle SIGINT."""
+        """Handle a signal."""
         if self.asked or not self.learning:
             raise KeyboardInterrupt
         self.asked = True
@@ -60,13 +61,14 @@ class Interrupt:
 
 @contextmanager
 def interruptible(after: str = "update") -> Iterator[Interrupt]:
-    """Handle Ctrl-C by an `Interrupt` in the block, except in other threads, where signals do not arrive."""
+    """Handle Ctrl-C and SIGTERM by an `Interrupt` in the block; not in other threads, where signals do not arrive."""
     interrupt = Interrupt(after)
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

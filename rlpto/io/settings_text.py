@@ -45,9 +45,16 @@ def first_problem(
     any key. located: maps a place in pydantic's model to the key in the file, if they differ.
     """
     details = sorted(error.errors(), key=lambda detail: detail["type"] not in _UNKNOWN_KEY)
+    # pydantic does not count an invalid entry of a list, and then finds the list too short.
+    places = [detail["loc"] for detail in details]
+    details = [it for it in details if it["type"] != "too_short" or not any(_inside(at, it["loc"]) for at in places)]
     location = located(details[0]["loc"])
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     return location, f"{dotted_key(location) or whole}: {_reason(details[0], model)}{more}"
+
+
+def _inside(place: Location, outer: Location) -> bool:
+    return len(place) > len(outer) and place[: len(outer)] == outer
 
 
 def _reason(detail: ErrorDetails, model: type[Settings] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,14 @@ class Provisioner(Protocol):
 
     def __call__(self, state: NodesState) -> FloatArray:
         """[R] GPUs wanted in total: in each group of rented nodes, and in permanent nodes of its GPU type."""
+
+
+@runtime_checkable
+class MadeForNodes(Protocol):
+    """A provisioner for nodes of one kind."""
+
+    def check_nodes(self, size: FloatArray, boot: FloatArray) -> None:
+        """Raise PolicyError unless it may decide on nodes with these GPUs [R] and boot times [R] in s."""
 
 
 class BaseProvisioner(Generic[OptionsType]):

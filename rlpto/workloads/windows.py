@@ -62,6 +62,8 @@ def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, li
         length = min(length, span_seconds)
     bounds = span_seconds * np.concatenate(([0.0], np.cumsum(shares)))
     windows = {split: _lay(split, bounds[i], bounds[i + 1], length) for i, split in enumerate(SPLITS)}
+    if span_seconds == 0:
+        raise ConfigError("all jobs of the trace are submitted at once: expected a longer trace to cut into windows")
     if not any(windows.values()):
         raise ConfigError(
             f"windows of {settings.hours:g} h do not fit a trace of {span_seconds / HOUR:.4g} h "

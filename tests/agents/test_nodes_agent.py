@@ -12,7 +12,7 @@ from rlpto.agents.settings import AgentSettings
 from rlpto.agents.training import train
 from rlpto.core.renting import LOOK, NodesState
 from rlpto.envs.nodes import NodesSetup, play_windows
-from rlpto.experiments.config import load_config
+from rlpto.experiments.config import load_config, with_policies
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.nodes_environments import nodes_setup
 from rlpto.forecasting import demand_network
@@ -84,6 +84,10 @@ def test_an_agent_for_other_nodes_is_refused(trained):
         state = NodesState(np.zeros(1), np.zeros(1), averages=averages, forecast=np.zeros((1, 0)), **fixed, **seen)
         with pytest.raises(PolicyError, match=said):
             decides(state)
+    spec = f"fifo@agent:file={trained / 'last.safetensors'}"
+    other = with_policies(load_config("rented", [*CHANGES, "cluster.nodes.0.rented.boot=600"]), [spec])
+    with pytest.raises(PolicyError, match=r"last\.safetensors: agent for rented nodes of 300 s of boot time"):
+        Experiment(other).check()
 
 
 def test_an_agent_whose_heuristic_is_not_installed_is_named(trained, tmp_path):

@@ -219,15 +219,30 @@ def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project
     rlpto("evaluate", "--run", "runs/small").assert_refused("best.safetensors", "truncated")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("provision=forcast", "no provisioner 'forcast'; did you mean forecast?"),
+        ("provision=forecast:level=0.7", "option level: 0.7: expected mean"),
+        ("forecast.demand=none.safetensors", "none.safetensors: cannot read the file"),
+        ("env.start=none.yaml", "none.yaml: cannot read the file"),
+    ],
+)
+def test_a_training_on_rented_nodes_that_cannot_begin_leaves_no_folder(rlpto, project: Path, change, said) -> None:
+    rlpto("train", "rented", "--set", change).assert_refused(said)
+    assert not (project / "runs").exists()
+
+
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(project: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_to_go_on_from(project: Path, number: signal.Signals) -> None:
     run = project / "runs/small"
     long = (*FAST, "--set", "agent.steps=100000", "--set", "workload.windows.validation=0")
     command = [sys.executable, "-m", "rlpto.cli.main", "train", "exp.yaml", *long]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not ((run / "last.safetensors").exists() and steps(run) > 0):
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         said = process.stderr.read()
     assert process.returncode == 130, said
     assert "go on with: rlpto train --resume runs/small" in said

@@ -9,6 +9,7 @@ from matplotlib.collections import PolyCollection
 from rlpto.evaluation.convergence import convergence
 from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
 from rlpto.evaluation.plots import (
+    MOST_ROWS,
     Plot,
     all_plots,
     gantt,
@@ -67,6 +68,9 @@ def test_every_gpu_shows_the_job_that_holds_it_and_waiting_jobs_are_counted() ->
     assert waiting.tolist() == [0, 1, 1, 0, 0]
     half_free = gpu_map(tiny_record(capacity=2), np.array([25.0]))
     assert half_free[0].T.tolist() == [[0, 0]], "no more than there are"
+    many = gpu_map(tiny_record(capacity=100_000), np.array([25.0]))[0]
+    assert many.shape == (MOST_ROWS, 1), "the picture does not grow with the cluster"
+    assert many[[0, -1], 0].tolist() == [0, -1]
 
 
 def test_two_policies_stand_side_by_side_with_their_mean_times() -> None:

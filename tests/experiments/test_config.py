@@ -71,6 +71,10 @@ def test_what_is_wrong_is_named_with_its_line(write, text: str | bytes, expected
     assert expected in message_of(write(text))
 
 
+def test_an_invalid_entry_of_a_list_is_one_problem(write) -> None:
+    assert message_of(write("cluster:\n  nodes:\n  - gpus: four\n")).endswith("expected a valid integer, got 'four'")
+
+
 def test_a_missing_file_and_a_folder_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said, want = "cannot read the file: ", ", expected an experiment in YAML"
     assert message_of(tmp_path / "no.yaml").startswith(f"{tmp_path}/no.yaml: no such file, and no example of that name")

@@ -24,6 +24,8 @@ def described(columns: str) -> Format:
     Raises ConfigError for an unknown, missing or repeated meaning.
     """
     place, given = "--columns", dict[str, Any]()
+    if not columns:
+        raise ConfigError(f"{place}: missing, expected {_EXPECTED}")
     if columns.endswith((".yaml", ".yml")):
         place, given = columns, read_yaml(Path(columns), "names of columns, such as submit: Submit").data
     else:
