@@ -269,7 +269,7 @@ def test_times_in_seconds_of_ones_own_are_those_since_1970_if_they_are_large(put
         ("gpus=Cards,submit=Submit,end=Ended", "--columns: start missing"),
         ("gpus=Cards,submit=Submited", "log.csv:1: column Submited missing, expected a header with Cards,Submited"),
         ("gpus=Cards.gpu_typ,submit=Submit", "log.csv:1: column Cards.gpu_typ missing"),
-        ("", "is no pair"),
+        ("", "--columns: missing, expected"),
     ],
 )
 def test_names_of_columns_are_checked(columns, reason, put) -> None:
