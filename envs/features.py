@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlpto.io.arrays import AnyArray, FloatArray
-from rlpto.io.compiled import chained, helper, njit
+from rlpto.io.compiled import chained, helper, kernel, njit
 
 HOUR = 3600.0
 SHORTEST = 1.0
@@ -231,7 +231,7 @@ fill_cluster_features = _filling(CLUSTER_TABLE)
 """fill(out, (totals,)): fill out [CLUSTER_FEATURES]."""
 
 
-@njit(error_model="numpy")
+@kernel(error_model="numpy")
 def feature_inputs(job: AnyArray, speed: FloatArray, now: float, among: FloatArray, fair: float) -> FeatureInputs:
     """Compute the `FeatureInputs` of a job. job: a record of VIEW. speed: [K + 1] work per second by GPUs.
 

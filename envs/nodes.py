@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from rlpto.core.loop import LONGEST_WITHOUT_NODES_S
 from rlpto.core.renting import LOOK, TICK_S, NodesState
 from rlpto.core.rewards import HOUR, REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
@@ -104,12 +105,13 @@ class NodesBatch(EnvBatch):
         return spaces.Box(LEAST_ACTION, LARGEST_ACTION, self._look.shape[1:], np.float32)
 
     def begin(self, b: int, workload: int, warm_up: float = 0.0, length: float = np.inf) -> None:
-        """Begin an episode of environment b, which lasts for a whole workload."""
+        """Begin an episode of environment b, which lasts until the workload's jobs are over."""
         del warm_up, length
         begins = np.full(self.count, WAITS)
         begins[b] = workload
         self._run(begins, np.zeros(self._look.shape, dtype=np.int64))
-        self.length[b] = HOUR * self.setup.workloads[workload].hours
+        # Past the window's end, as an evaluation, until all jobs are over or the simulator's limit; not for ever.
+        self.length[b] = HOUR * self.setup.workloads[workload].hours + LONGEST_WITHOUT_NODES_S
         for sums in (self.steps, self.terms, self.reward, self.seconds):
             sums[b] = 0
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlpto.core.loop import LONGEST_WITHOUT_NODES_S
 from rlpto.core.rewards import TERMS
 from rlpto.envs.compiled_batch import NO_TRACE, PARTS, CompiledBatch, copy_of_batch, run_clusters
 from rlpto.envs.episodes import EnvSetup
@@ -18,6 +19,7 @@ from rlpto.envs.observation import empty_observation
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import helper, kernel
 from rlpto.io.cores import cores
+from rlpto.io.errors import PolicyError
 
 COSTS = [number for number, term in enumerate(TERMS) if term.name in ("time", "shortfall")]
 TIME_LIMIT_FACTOR = 3.0
@@ -163,9 +165,19 @@ class WindowPool:
         return self.compare(candidates, windows)[0]
 
     def compare(self, candidates: FloatArray, windows: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return `losses`, and the reward above the start heuristic's [n], which is NaN if jobs are unfinished."""
+        """Return `losses`, and the reward above the start heuristic's [n], which is NaN if jobs are unfinished.
+
+        Raises PolicyError if jobs wait for ever under the start heuristic.
+        """
         new = np.unique(windows[np.isnan(self._base[windows, 0])])
         self._base[new], self._ends[new] = self.play(np.repeat(self._start, len(new), axis=0), new)
+        if self._limit == np.inf and np.isnan(self._base[new]).any():
+            at = int(new[np.isnan(self._base[new, 0])][0])
+            raise PolicyError(
+                f"window {self.names[at]}: under the start heuristic no job has had GPUs for "
+                f"{LONGEST_WITHOUT_NODES_S / 86_400:g} days, and jobs wait; expected nodes for all (cluster.nodes, "
+                "provision)"
+            )
         base, ends = self._base[windows], self._ends[windows]
         found, _ = self.play(candidates, windows, TIME_LIMIT_FACTOR * ends)
         lost = (base - found).sum(axis=1)
@@ -205,6 +217,13 @@ def play_window(
     """
     limits, cluster = batch.world.rules["limit"], batch.world.clusters[0]
     before, limits[0] = limits[0], limit
-    run_clusters(batch, 0, workload, weights, np.array([np.inf]), parts[None], UNOBSERVED, NO_TRACE)
+    jobs, part, served = batch.world.jobs[0], np.zeros((1, PARTS)), -1.0
+    over = False
+    while not over and (cluster["active"] == 0 or jobs["attained_service"].sum() != served):  # else jobs wait for ever
+        served = -1.0 if workload >= 0 else float(jobs["attained_service"].sum())
+        until = np.array([LONGEST_WITHOUT_NODES_S if workload >= 0 else cluster["time"] + LONGEST_WITHOUT_NODES_S])
+        over = bool(run_clusters(batch, 0, workload, weights, until, part, UNOBSERVED, NO_TRACE)[0])
+        parts += part[0]
+        workload = -1
     end[0], limits[0] = cluster["time"], before
     return bool(cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"])

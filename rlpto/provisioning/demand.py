@@ -99,12 +99,11 @@ def demand_of(
     """Demand of a workload for the groups of rented nodes of a cluster, over `minutes` from its start on.
 
     before: jobs submitted in the day before, as seconds before the start, and GPUs. start: `Demand.start`. A job counts
-    to the first group with a GPU type that it may use; jobs of the day before count to the first group.
+    to the first group with a GPU type that it may use, if any; jobs of the day before count to the first group.
     """
     gpu_types = [shape[int(group[0])].gpu for group in shape.rented_groups]
-    group = np.array(
-        [next((gpu_types.index(gpu) for gpu in job.gpu_types if gpu in gpu_types), 0) for job in jobs], np.int64
-    )
+    permitted = ((at for at, gpu in enumerate(gpu_types) if not job.gpu_types or gpu in job.gpu_types) for job in jobs)
+    group = np.array([next(groups, -1) for groups in permitted], np.int64)
     submit, gpus = np.array([job.submit_time for job in jobs]), np.array([job.requested_gpus for job in jobs])
     seconds, asked = before
     day = int(DAY / TICK_S)
@@ -113,9 +112,10 @@ def demand_of(
 
 
 def minute_counts(submit_time: FloatArray, gpus: IntArray, group: IntArray, groups: int, minutes: int) -> FloatArray:
-    """[G, T, 2] jobs and GPUs by minute from jobs [M]; jobs after the last minute are left out."""
+    """[G, T, 2] jobs and GPUs by minute from jobs [M]. group: [M]. Jobs of group -1 or after the last minute are left
+    out."""
     counts, minute = np.zeros((groups, minutes, 2)), (submit_time / TICK_S).astype(np.int64)
-    kept = minute < minutes
+    kept = (minute < minutes) & (group >= 0)
     where = group[kept], minute[kept]
     np.add.at(counts[..., 0], where, 1.0)
     np.add.at(counts[..., 1], where, gpus[kept])

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlpto.core.cluster import ClusterShape, HeldByOthers
 from rlpto.core.records import INTERVAL
+from rlpto.core.renting import rented_groups_of
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
 from rlpto.performance.tables import SpeedTables
@@ -120,7 +121,8 @@ class World(NamedTuple):
     nodes, as seconds of training with its requested GPUs; also [B, 0] if no node is rented.
     free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE; L = 0 if no log is kept.
     rates, elapsed, row, exact_keys, exact_rows, accuracy: arrays of `rlpto.performance.tables.SpeedTables`.
-    types: [T] `rlpto.performance.tables.TYPE`. rules: [1] RULES.
+    types: [T] `rlpto.performance.tables.TYPE`. rented: [T] first group of rented nodes with a GPU type that jobs of the
+    type may use, or -1. rules: [1] RULES.
     scratch: [M] scratch memory for compiled code.
     """
 
@@ -141,6 +143,7 @@ class World(NamedTuple):
     exact_rows: AnyArray
     accuracy: FloatArray
     types: AnyArray
+    rented: IntArray
     rules: AnyArray
     scratch: IntArray
 
@@ -217,6 +220,7 @@ def build_world(
         exact_rows=np.ascontiguousarray(tables.exact_rows, dtype=np.int32),
         accuracy=np.ascontiguousarray(tables.accuracy),
         types=tables.type_records,
+        rented=rented_groups_of(shape, tables),
         rules=rules,
         scratch=np.zeros(max(count, 1), dtype=np.int64),
     )

@@ -26,7 +26,7 @@ def rent(w: World, b: int, wanted: IntArray) -> bool:
     rental; the latest to be requested first. If there are none, a node is drained and its jobs move (`to_drain`).
     Returns whether jobs have been stopped.
     """
-    cluster, stopped = w.clusters[b], False
+    cluster, moving = w.clusters[b], 0  # GPUs of the jobs that have been stopped
     cluster.next_rent = tick_after(cluster.time, TICK_S)
     for group in range(len(wanted)):
         there = 0
@@ -46,17 +46,16 @@ def rent(w: World, b: int, wanted: IntArray) -> bool:
         while there > wanted[group]:
             node = to_give_back(w, b, group)
             if node < 0:
-                node = to_drain(w, b, group)
+                node = to_drain(w, b, group, moving)
                 if node < 0:
                     break
-                stop_jobs_on(w, b, node)
-                stopped = True
+                moving += stop_jobs_on(w, b, node)
             give_back(w, b, node)
             there -= 1
     cluster.next_toggle = np.inf
     for node in range(w.machines.shape[1]):
         cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
-    return stopped
+    return moving > 0
 
 
 @kernel()
@@ -163,8 +162,11 @@ def to_give_back(w: World, b: int, group: int) -> int:
 
 
 @helper()
-def to_drain(w: World, b: int, group: int) -> int:
-    """Return the node of a group with fewest GPUs held, if as many are free elsewhere and no node is empty; else -1."""
+def to_drain(w: World, b: int, group: int, moving: int) -> int:
+    """Return the node of a group with fewest GPUs held, if as many are free elsewhere and no node is empty; else -1.
+
+    moving: GPUs that jobs of nodes drained just now need elsewhere too.
+    """
     found, fewest, free, now, gpu_type = -1, np.int64(2**40), 0, w.clusters[b].time, -1
     for node in range(w.rentals.shape[1]):
         if w.rentals[b, node].group == group:
@@ -179,19 +181,22 @@ def to_drain(w: World, b: int, group: int) -> int:
             return -1  # it is given back once it has been idle for long enough
         if rental.group == group and now - rental.asked >= rental.minimum and 0 < held < fewest:
             found, fewest = node, held
-    if found >= 0 and free - w.free[b, found] >= fewest:
+    if found >= 0 and free - w.free[b, found] >= fewest + moving:
         return found
     return -1
 
 
 @helper()
-def stop_jobs_on(w: World, b: int, node: int) -> None:
-    """Stop the jobs that hold GPUs of a node; they lose no work, and wait for other GPUs."""
+def stop_jobs_on(w: World, b: int, node: int) -> int:
+    """Stop the jobs that hold GPUs of a node; they lose no work, and wait for other GPUs. Returns their GPUs."""
+    stopped = 0
     for i in range(w.clusters[b].active):
         j = w.active[b, i]
         if gpus_on(w.nodes[b, j], w.jobs[b, j].gpus, node) > 0:
+            stopped += w.jobs[b, j].gpus
             stop_running(w, b, j, w.clusters[b].time)
             log_change(w, b, j, w.clusters[b].time)
+    return stopped
 
 
 @helper()
@@ -252,7 +257,8 @@ def price_of(w: World, b: int, gpu_type: int) -> float:
 def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
     """Fill out [G] `rlpto.core.renting.LOOK` with the state of the groups of rented nodes of cluster b.
 
-    Nodes and jobs of a GPU type count to the first group of that type; if there is one group, all count to it.
+    Nodes that are not rented count to the first group of their GPU type, a job to the first group with a GPU type that
+    it may use; others do not count.
     """
     cluster, groups = w.clusters[b], len(out)
     for g in range(groups):
@@ -260,7 +266,10 @@ def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
         out[g].waiting = out[g].waiting_jobs = out[g].largest = 0.0
     for node in range(w.rentals.shape[1]):
         rental, machine = w.rentals[b, node], w.machines[b, node]
-        seen = out[rental.group if rental.group >= 0 else group_of(w, b, rental.gpu_type, groups)]
+        group = rental.group if rental.group >= 0 else group_of(w, b, rental.gpu_type)
+        if group < 0:
+            continue
+        seen = out[group]
         if machine.up:
             seen.ready += machine.size
             seen.used += machine.size - w.free[b, node]
@@ -272,18 +281,18 @@ def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
                 seen.soon += machine.size
     for i in range(cluster.active):
         job = w.jobs[b, w.active[b, i]]
-        seen = out[group_of(w, b, w.types[job.type_index].gpu_type, groups)]
-        if job.gpus == 0:
+        group = w.rented[job.type_index]
+        if job.gpus == 0 and group >= 0:
+            seen = out[group]
             seen.waiting += job.requested_gpus
             seen.waiting_jobs += 1.0
             seen.largest = max(seen.largest, float(job.requested_gpus))
 
 
 @helper()
-def group_of(w: World, b: int, gpu_type: int, groups: int) -> int:
-    """Return the first group of rented nodes with a GPU type, or 0 if there is none."""
-    if groups > 1:
-        for node in range(w.rentals.shape[1]):
-            if w.rentals[b, node].gpu_type == gpu_type and w.rentals[b, node].group >= 0:
-                return int(w.rentals[b, node].group)
-    return 0
+def group_of(w: World, b: int, gpu_type: int) -> int:
+    """Return the first group of rented nodes with a GPU type, or -1 if there is none."""
+    for node in range(w.rentals.shape[1]):
+        if w.rentals[b, node].gpu_type == gpu_type and w.rentals[b, node].group >= 0:
+            return int(w.rentals[b, node].group)
+    return -1

@@ -14,6 +14,7 @@ from rlpto.experiments.nodes_environments import nodes_setup, nodes_vector_env
 from rlpto.io.errors import ConfigError
 from rlpto.policies.spec import parse_spec
 from rlpto.provisioning.registry import make_provisioner
+from rlpto.simulator.settings import SimulatorSettings
 
 SMALL = ["workload.windows.hours=6", "workload.windows.limit=2", "simulator.max_hours=6", "provision=reactive"]
 """Of configs/rented.yaml."""
@@ -39,6 +40,13 @@ def test_what_the_environment_pays_for_is_what_an_evaluation_counts(experiment, 
         assert found[REWARD_PARTS.index("time")] == pytest.approx(-weights.time * run.late.sum() / 3600)
         assert found[REWARD_PARTS.index("money")] == pytest.approx(-weights.money * run.idle_cost.sum())
         assert (run.wanted <= 800).all()
+
+
+def test_an_episode_lasts_until_all_jobs_are_over_where_an_evaluation_does(experiment):
+    unlimited = Experiment(experiment.config.model_copy(update={"simulator": SimulatorSettings()}))
+    test_what_the_environment_pays_for_is_what_an_evaluation_counts(
+        unlimited, nodes_setup(unlimited, "test"), "reactive"
+    )
 
 
 def test_late_hours_are_the_waiting_of_jobs_of_fixed_sizes(experiment):

@@ -1,5 +1,6 @@
 """Observations against numbers worked out by hand."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from rlpto.core.cluster import Forecast
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
-from rlpto.envs.observation import FORECAST_FEATURES, LIMIT, Observation, observe
+from rlpto.envs.observation import FORECAST_FEATURES, LIMIT, Observation, empty_observation, encode, observe
 from rlpto.simulator.cluster import SimulatedCluster
 
 from ..builders import give, job, linear_tables, make_cluster
@@ -116,3 +117,16 @@ def test_strange_workloads_stay_within_the_limits():
     seen = env.reset(seed=0)[0]
     assert env.observation_space.contains(seen)
     assert seen["jobs"].max() == LIMIT
+
+
+def test_observations_keep_no_reference_to_the_speeds_of_jobs() -> None:
+    jobs = Queue(QueueSettings()).order(two_jobs().state()).jobs
+    view, speed, seen = (
+        jobs.records,
+        np.array(jobs.speed),
+        Observation(*(part[0] for part in empty_observation(1, 4, 2))),
+    )
+    before = sys.getrefcount(speed)
+    for _ in range(10):
+        encode(600.0, 8, 8, 2, 600.0, view, speed, seen)
+    assert sys.getrefcount(speed) == before

@@ -8,7 +8,7 @@ from rlpto.envs.whole_windows import WindowPool
 from rlpto.experiments.config import load_config
 from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import Experiment
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.policies.index_weights import WEIGHT_NAMES, IndexWeights, save_index_weights
 
 SMALL = [
@@ -45,6 +45,15 @@ def test_a_window_on_rented_nodes_is_the_evaluation_of_its_index_weights(changes
         assert parts == pytest.approx(run.decisions.reward.sum(axis=0))
     again, _ = pool.play(np.repeat(weights[None], len(windows), axis=0), windows)
     assert np.array_equal(again, found)
+
+
+def test_a_window_whose_jobs_wait_for_ever_under_the_start_is_refused():
+    """Without an end of time: 8 of 800 GPUs may be rented, and a job wants more."""
+    changes = ["provision=fixed:share=0.01", "workload.mapping.rigid=true", "workload.windows.hours=24"]
+    setup = training_setup(Experiment(load_config("rented", [*SMALL, *changes])), "test")
+    pool = WindowPool(setup, threads=1)
+    with pytest.raises(PolicyError, match=r"window test-.*no job has had GPUs for 30 days.*cluster\.nodes, provision"):
+        pool.losses(np.repeat(setup.start[None], len(pool), axis=0), np.arange(len(pool)))
 
 
 def test_the_price_of_a_rented_gpu_is_the_first_price_of_the_index():

@@ -14,6 +14,7 @@ from rlpto.io.errors import ConfigError, JobError
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.load import offered_load
 from rlpto.workloads.mapping import requested_work
+from rlpto.workloads.trace import make_trace, write_trace
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ONLINE = KnowledgeSettings(mode="online", fits="shared", remaining="learnt")
@@ -342,3 +343,20 @@ def test_policies_that_read_no_speeds_decide_alike_whether_they_are_shown_or_not
         jobs = experiment.run_policy(policy, window, 0).jobs
         found.append((jobs.finish_time.tolist(), jobs.rescales.tolist()))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("first", ["t4", "a100"])
+@pytest.mark.parametrize("other", ["count: 4", "price: 1, rented: {most: 4, boot: 120, idle: 0}"])
+def test_a_waiting_job_counts_for_the_rented_nodes_that_it_may_use(tmp_path: Path, first: str, other: str) -> None:
+    columns = {"submit_time": 300.0 * np.arange(8), "duration": np.full(8, 1800.0), "gpus": np.full(8, 2)}
+    columns |= {"gpu_type": np.repeat("a100", 8)}
+    write_trace(make_trace(columns, source="a test"), tmp_path / "jobs.parquet")
+    of = {"t4": f"{{gpus: 4, gpu: t4, {other}}}"}
+    of |= {"a100": "{gpus: 4, gpu: a100, price: 3, rented: {most: 4, boot: 120, idle: 0}}"}
+    nodes = ", ".join(of[gpu] for gpu in sorted(of, key=lambda gpu: gpu != first))
+    changes = [f"workload.path={tmp_path / 'jobs.parquet'}", f"cluster.nodes=[{nodes}]", "simulator.max_hours=null"]
+    windows = "workload.windows={hours: 1, train: 0, validation: 0, test: 1}"
+    experiment = Experiment(load_config("rented", [*changes, windows, "policies=[fifo@reactive]"]))
+    record = experiment.run_policy(experiment.policy("fifo"), experiment.windows("test")[0], 0, spec="fifo@reactive")
+    waited = record.jobs.start_time - record.jobs.submit_time
+    assert (waited <= 180.0 + 1e-6).all(), "a decision, and a boot"

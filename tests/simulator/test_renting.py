@@ -16,6 +16,9 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.policies.registry import make_policy
+from rlpto.provisioning.control import SimulatedNodes
+from rlpto.provisioning.demand import demand_of
+from rlpto.provisioning.reactive import Reactive
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -153,3 +156,24 @@ def test_the_same_seed_gives_the_same_nodes():
         return cluster.store.finish_time.tolist()
 
     assert times(1) == times(1) != times(2)
+
+
+def test_nodes_drained_together_leave_gpus_for_all_their_jobs():
+    """Two nodes could be emptied singly, but not together: no running job stands still."""
+    settings = RentedSettings(most=4, boot=300.0, idle=0.0, minimum=3600.0)
+    long, short = 9000.0, 3670.0
+    sizes = [(long, 3), (short, 3), (short, 3), (short, 1), (long, 1), (long, 1)]
+    jobs = [job(i, epochs=0.01 * seconds * gpus, gpus=gpus) for i, (seconds, gpus) in enumerate(sizes)]
+    jobs.append(job(6, submit=3890.0, epochs=0.1, gpus=1))
+    rented = tuple(Node(4, price=PRICE, rented=settings, up=False) for _ in range(4))
+    cluster = SimulatedCluster(rented, jobs, linear_tables(), SimulatorSettings())
+    demand = demand_of(jobs, 240, cluster.shape, (np.zeros(0), np.zeros(0, np.int64)), 0.0)
+    provided = SimulatedNodes(cluster, Reactive(), demand.by_minute(), 0.0)
+    record = run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights(), nodes=provided)
+    moved = False
+    for number in (0, 4, 5):
+        mine = (record.changes.job == number) & (record.changes.time >= record.jobs.start_time[number])
+        time, held = record.changes.time[mine], record.changes.gpus[mine]
+        assert np.diff(time)[held[:-1] == 0].sum() == 0, f"job {number} stands still"
+        moved |= len(time) > 2
+    assert moved, "a node was drained"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlpto.core.cluster import ClusterShape, Node
-from rlpto.core.renting import LOOK, TICK_S, RentedSettings
+from rlpto.core.renting import LOOK, TICK_S, RentedSettings, rented_groups_of
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.solo import seconds_to_finish
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
@@ -46,9 +46,9 @@ class RealNodes:
         """Seconds of the session."""
         return self._cluster.time
 
-    def _group(self, gpu_type: str) -> int:
-        """Number of the first group with a GPU type; 0 if there is none."""
-        return self._gpu_types.index(gpu_type) if gpu_type in self._gpu_types else 0
+    def _group(self, gpu_type: str) -> int | None:
+        """Number of the first group with a GPU type."""
+        return self._gpu_types.index(gpu_type) if gpu_type in self._gpu_types else None
 
     def rent(self, nodes: IntArray) -> None:
         """Rent nodes, or return some, which jobs leave at once."""
@@ -64,13 +64,17 @@ class RealNodes:
         held, store = cluster.tracker.planned_by_node(), cluster.store
         for name, node in zip(cluster.node_ids, cluster.shape, strict=False):
             group = None if rental is None else rental.group_of(name)
-            row = seen[self._group(node.gpu) if group is None else group]
+            place = self._group(node.gpu) if group is None else group
+            if place is None:
+                continue
+            row = seen[place]
             row["ready"] += node.gpus
             row["used"] += held[name]
             row["own"] += node.gpus if group is None and rental is not None else 0
-        missing = np.maximum(store.requested_gpus - store.gpus, 0) * cluster.columns.active
+        groups = rented_groups_of(self.shape, cluster.tables)[store.type_index]
+        missing = np.maximum(store.requested_gpus - store.gpus, 0) * cluster.columns.active * (groups >= 0)
         for job in np.flatnonzero(missing if rental is None else missing * (store.gpus == 0)).tolist():
-            row = seen[self._group(cluster.tables.gpu_types[int(cluster.tables.gpu_type[store.type_index[job]])])]
+            row = seen[groups[job]]
             row["waiting"] += missing[job]
             row["waiting_jobs"] += 1
             row["largest"] = max(row["largest"], missing[job])
@@ -91,7 +95,8 @@ class RealNodes:
         ids = [cluster.ids[job] for job in there.tolist()]
         more: FloatArray = done - [self._worked.get(job, 0.0) for job in ids]
         self._worked = dict(zip(ids, done.tolist(), strict=True))
-        price = np.array([self._first[self._group(gpu_type)].price / HOUR for gpu_type in cluster.tables.gpu_types])
+        groups = [self._group(gpu_type) or 0 for gpu_type in cluster.tables.gpu_types]
+        price = np.array([self._first[group].price / HOUR for group in groups])
         return float(more.sum()), float((more * asked * price[cluster.tables.gpu_type[types]]).sum())
 
     def charge(self, passed: AnyArray) -> None:
@@ -216,8 +221,9 @@ class LocalRental:
             return max(reversed(empty), key=lambda one: one.asked)
         if any(one.node and not held[one.node] for one in there):
             return None  # it is returned once it has been idle long enough
-        up = zip(cluster.node_ids, cluster.shape, strict=False)
-        free = sum(one.gpus - held[name] for name, one in up if one.gpu == node.gpu)
+        up, leaving = zip(cluster.node_ids, cluster.shape, strict=False), {one.node for one in self._leaving}
+        free = sum(one.gpus - held[name] for name, one in up if one.gpu == node.gpu and name not in leaving)
+        free -= sum(held[name] for name in leaving)  # jobs that have to move already need these
         found = min((one for one in old if one.node), key=lambda one: held[one.node], default=None)
         return found if found and free >= node.gpus else None
 
