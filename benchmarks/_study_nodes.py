@@ -46,7 +46,8 @@ def provisioners(plan: Plan) -> Part:
         config = config.model_copy(update={"provision": chosen["forecast"][0]})
         setup = nodes_setup(Experiment(config), plan.split, range(plan.draws))
         base, forecast = (daily(setup, chosen[one][0]) for one in (heuristic, "forecast"))
-        true = replace(setup, forecasts=tuple(known_arrivals(demand, boot) for demand in setup.demands))
+        known = tuple(known_arrivals(demand, boot) for demand in setup.demands)
+        true = replace(setup, heuristic=make_provisioner(parse_spec(TRUTH)), forecasts=known)
         agents = [daily(setup, f"agent:run={run}") for run in trainings(plan, cluster, boot, chosen["forecast"][0])]
         mean = np.mean(agents, axis=0)
         found = {
