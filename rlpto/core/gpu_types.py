@@ -32,6 +32,15 @@ def gpu_types_of(placement: IntArray, shape: ClusterShape) -> IntArray:
     return np.where(placement.any(axis=1), shape.node_gpu_types[placement.argmax(axis=1)], NO_GPU_TYPE)
 
 
+def rented_groups_of(shape: ClusterShape, tables: SpeedTables) -> IntArray:
+    """[T] number of the first group of rented nodes whose GPU type jobs of a type may use; -1 if there is none."""
+    found = np.full(len(tables.types), -1, dtype=np.int64)
+    for number, group in reversed([*enumerate(shape.rented_groups)]):
+        types = tables.on_gpu_types(np.arange(len(found)), [shape[int(group[0])].gpu])[:, 0]
+        found[tables.floor_size[types].any(axis=1) if tables.floor_size.size else types >= 0] = number
+    return found
+
+
 def fits_gpu_types(state: ClusterState, placement: IntArray) -> bool:
     """Whether each row of a placement [n, N] is on one GPU type, with a number of GPUs that is allowed there."""
     shape, gpus, gpu_type = state.shape, placement.sum(axis=1), gpu_types_of(placement, state.shape)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.settings import Settings
-
-if TYPE_CHECKING:
-    from rlpto.core.cluster import ClusterShape
-    from rlpto.performance.tables import SpeedTables
 
 LONGEST_BOOT_S = 21_600.0
 """Longest boot time of a rented node, in seconds."""
@@ -112,15 +108,6 @@ NO_RENT = RentPlan(
     np.zeros((0, 0, 0)), True, _GPUS, _GPUS, _NODES, _NODES, _NODES, look=np.zeros(0, LOOK), wanted=_GPUS, nodes=_NODES
 )
 """The plan of clusters without rented nodes."""
-
-
-def rented_groups_of(shape: ClusterShape, tables: SpeedTables) -> IntArray:
-    """[T] number of the first group of rented nodes whose GPU type jobs of a type may use; -1 if there is none."""
-    found = np.full(len(tables.types), -1, dtype=np.int64)
-    for number, group in reversed([*enumerate(shape.rented_groups)]):
-        types = tables.on_gpu_types(np.arange(len(found)), [shape[int(group[0])].gpu])[:, 0]
-        found[tables.floor_size[types].any(axis=1) if tables.floor_size.size else types >= 0] = number
-    return found
 
 
 def nodes_for(state: NodesState, gpus: FloatArray) -> IntArray:

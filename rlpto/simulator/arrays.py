@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.core.cluster import ClusterShape, HeldByOthers
+from rlpto.core.gpu_types import rented_groups_of
 from rlpto.core.records import INTERVAL
-from rlpto.core.renting import rented_groups_of
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
 from rlpto.performance.tables import SpeedTables

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlpto.core.cluster import ClusterShape, Node
-from rlpto.core.renting import LOOK, TICK_S, RentedSettings, rented_groups_of
+from rlpto.core.gpu_types import rented_groups_of
+from rlpto.core.renting import LOOK, TICK_S, RentedSettings
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.solo import seconds_to_finish
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
