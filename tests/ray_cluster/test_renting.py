@@ -256,3 +256,17 @@ def test_a_session_that_goes_on_keeps_what_was_decided(tmp_path: Path) -> None:
     assert np.isfinite(record.jobs.finish_time).all()
     assert record.rented.time[:3] == pytest.approx([0.0, 60.0, 120.0], abs=0.2)
     assert (np.diff(record.rented.time) > 0).all()
+
+
+def test_nodes_emptied_together_leave_gpus_for_all_their_jobs(tmp_path: Path) -> None:
+    """Two nodes could be emptied singly, but not together, while a young node boots: no running job stands still."""
+    kept = [("a", 600, 3), ("b", 132, 3), ("c", 132, 3), ("d", 44, 1), ("e", 150, 1), ("f", 150, 1)]
+    jobs = [f"{{name: {name}, model: small, submit: 0, epochs: {work}, gpus: {gpus}, min_gpus: {gpus}, "
+            f"max_gpus: {gpus}}}" for name, work, gpus in kept]  # fmt: skip
+    jobs.append("{name: g, model: small, submit: 710, epochs: 1, gpus: 1, max_gpus: 1}")
+    nodes = "cluster.nodes=[{gpus: 4, price: 3600, rented: {most: 4, boot: 300, idle: 0, minimum: 600}}]"
+    record = Session(tmp_path, f"[{', '.join(jobs)}]", nodes).run("fifo@reactive")
+    for number in range(len(jobs)):
+        mine = (record.changes.job == number) & (record.changes.time >= record.jobs.start_time[number])
+        time, held = record.changes.time[mine], record.changes.gpus[mine]
+        assert np.diff(time)[held[:-1] == 0].sum() == 0, f"job {record.jobs.names[number]} stands still"
