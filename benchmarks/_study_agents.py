@@ -178,9 +178,8 @@ def data(plan: Plan) -> Part:
         overall, each = _correlation(means), shown(bootstrap_interval(inside), ".2f")
         part.rows.append({"policy": name, **held, "of the means": f"{overall:.2f}", "inside windows": each})
         if name == AGENT:
-            part.figures["more data, more GPUs: Spearman of data size and mean peak GPUs"] = round(
-                overall, 9
-            )  # 0.9 may be 0.8999...
+            # Rounded, because 0.9 may be 0.8999...
+            part.figures["more data, more GPUs: Spearman of data size and mean peak GPUs"] = round(overall, 9)
     return part
 
 

@@ -31,7 +31,9 @@ from rlpto.provisioning.registry import make_provisioner
 CELLS = [(cluster, boot) for cluster in ("04", "07", "Philly") for boot in (300, 600)]
 """Clusters with frequent arrivals, each with two boot times [s]."""
 HEURISTICS = ("reactive", "spare", "average")
+"""Provisioners of which the best on training days is the reference."""
 TRUTH = "forecast:level=mean,factor=1"
+"""Provisioner that wants the arrivals of `known_arrivals`."""
 STEPS = "agent.steps=500000"
 
 
@@ -41,7 +43,7 @@ def provisioners(plan: Plan) -> Part:
     for cluster, boot in CELLS:
         name = f"{cluster}, {boot // 60} min"
         config = config_of(plan, cluster, boot)
-        chosen = tuned(plan, name, config)
+        chosen = tuned(plan, cluster, boot, config)
         heuristic = min(HEURISTICS, key=lambda one: chosen[one][1])
         config = config.model_copy(update={"provision": chosen["forecast"][0]})
         setup = nodes_setup(Experiment(config), plan.split, range(plan.draws))
@@ -84,11 +86,11 @@ def overrides_of(plan: Plan, cluster: str, boot: int) -> list[str]:
     return given
 
 
-def tuned(plan: Plan, name: str, config: Config) -> dict[str, tuple[str, float]]:
+def tuned(plan: Plan, cluster: str, boot: int, config: Config) -> dict[str, tuple[str, float]]:
     """By provisioner the spec with the lowest cost on training windows, and that cost. It is chosen once."""
-    file = plan.cells / f"nodes-{name}.json"
+    file = plan.cells / f"nodes-{cluster}-{boot}.json"
     if not file.is_file():
-        _common.progress(f"tuning provisioners: {name}")
+        _common.progress(f"tuning provisioners: {cluster}, boot time {boot} s")
         found = tune(config, [*HEURISTICS, "forecast"], lambda *_: None)
         best = {key: (tried[0].spec, tried[0].cost) for key, tried in found.items()}
         write_text(file, json.dumps(best), "chosen provisioners")

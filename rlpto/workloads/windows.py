@@ -56,14 +56,14 @@ def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, li
 
     Raises ConfigError if no split is long enough for a single window.
     """
+    if span_seconds == 0:
+        raise ConfigError("all jobs of the trace are submitted at once: expected a longer trace to cut into windows")
     shares = (settings.train, settings.validation, settings.test)
     length = settings.hours * HOUR
     if max(shares) == 1.0 and span_seconds > 0.0:
         length = min(length, span_seconds)
     bounds = span_seconds * np.concatenate(([0.0], np.cumsum(shares)))
     windows = {split: _lay(split, bounds[i], bounds[i + 1], length) for i, split in enumerate(SPLITS)}
-    if span_seconds == 0:
-        raise ConfigError("all jobs of the trace are submitted at once: expected a longer trace to cut into windows")
     if not any(windows.values()):
         raise ConfigError(
             f"windows of {settings.hours:g} h do not fit a trace of {span_seconds / HOUR:.4g} h "

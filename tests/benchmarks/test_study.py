@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from rlpto.io.errors import ConfigError
+from rlpto.provisioning.demand import Demand
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import _studies  # noqa: E402
+import _study_nodes as rented  # noqa: E402
 import _study_ray_policies as real  # noqa: E402
 import study  # noqa: E402
 
@@ -139,3 +141,9 @@ def test_ratios_of_mean_jct_over_windows_and_over_jobs() -> None:
     assert over_windows.high > 1
     assert over_jobs.estimate == pytest.approx(120 / 140)
     assert over_jobs.low < 120 / 140 < over_jobs.high <= 1
+
+
+def test_known_arrivals_are_the_gpus_of_the_next_boot_time() -> None:
+    asked = np.array([[[1.0, 4.0], [0.0, 0.0], [2.0, 3.0]]])
+    known = rented.known_arrivals(Demand(asked, asked[:, :0]), 120.0)
+    assert known[:, 0, 0].tolist() == [4.0, 3.0, 3.0, 0.0]

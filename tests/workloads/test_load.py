@@ -173,6 +173,11 @@ def test_a_short_trace_that_is_all_for_testing_is_one_window() -> None:
         assert [(window.start, window.end) for window in split_windows(span, cut)["test"]] == [(0.0, span)]
 
 
+def test_a_trace_of_one_moment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="all jobs of the trace are submitted at once: expected a longer trace"):
+        split_windows(0.0, WindowSettings())
+
+
 def test_a_trace_that_is_too_short_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"windows of 8 h do not fit a trace of 2 h .* smaller windows.hours"):
         split_windows(7200.0, WindowSettings())
