@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rlpto import __version__
 from rlpto.agents.settings import BEST, LAST
@@ -213,11 +213,21 @@ def differing_keys(
             continue
         if isinstance(left, Settings) and isinstance(right, Settings):
             yield from differing_keys(left, right, result, f"{key}.")
+        elif _alike(left) and _alike(right) and len(left) == len(right):
+            for at, (one, other) in enumerate(zip(left, right, strict=True)):
+                yield from differing_keys(one, other, result, f"{key}.{at}.")
         else:
             yield key, _shown(left), _shown(right)
 
 
+def _alike(value: object) -> TypeGuard[tuple[Settings, ...]]:
+    """Return True if a value is a list of sections, such as `cluster.nodes`."""
+    return isinstance(value, tuple) and all(isinstance(one, Settings) for one in value)
+
+
 def _shown(value: object) -> object:
+    if isinstance(value, Settings):
+        return value.model_dump_json(exclude_unset=True)
     return ", ".join(f"{_shown(one)}" for one in value) if isinstance(value, tuple) else value
 
 

@@ -114,6 +114,11 @@ def test_a_folder_of_another_configuration_or_trace_is_refused_and_left_alone(rl
     before = {path: path.read_bytes() for path in (project / "runs/small").rglob("*") if path.is_file()}
     answer = rlpto("evaluate", "exp.yaml", "--set", "simulator.interval=30")
     answer.assert_refused("runs/small: holds a run with simulator.interval = 60.0, now it is 30.0", "--fresh")
+    for change, said in (
+        ("cluster.nodes.0.gpus=2", "cluster.nodes.0.gpus = 4, now it is 2"),
+        ("cluster.nodes=[{count: 2, gpus: 2}, {gpus: 1}]", 'now it is {"count":2,"gpus":2}, {"gpus":1};'),
+    ):
+        rlpto("evaluate", "exp.yaml", "--set", change).assert_refused("runs/small: holds a run with", said)
     rlpto("trace", "generate", "--days", "1", "--rate", "0.2", "-o", "jobs.parquet", "-q")
     clipped = ("--set", "workload.mapping.oversized=clip", "--no-report", "-q")
     rlpto("evaluate", "exp.yaml", *clipped).assert_refused("runs/small")
