@@ -98,7 +98,8 @@ def started_hosts(folder: Path) -> Iterator[Hosts]:
 
 def node(host: int) -> None:
     """Run Ray on a host until the host ends: at its own address, and with room for large models in the store."""
-    local.LOOPBACK, local.OBJECT_STORE_BYTES = address_of(host), STORE_BYTES
+    setattr(local, "LOOPBACK", address_of(host))  # noqa: B010  a name that the module imports
+    local.OBJECT_STORE_BYTES = STORE_BYTES
     local.start_node(ADDRESS if host else None, gpus=int(host > 0), port=0 if host else int(ADDRESS.split(":")[1]))
     print("up", flush=True)
     signal.pause()

@@ -15,15 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from _common import Check, Found
 
 from rlpto.arrivals.sampled import Futures
-from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
-from rlpto.store.jobs import JobRow, get_job, insert_job
+from rlpto.store.jobs import JobRow, Priority, get_job, insert_job
 from rlpto.store.status import PredictionRow, predictions
 from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
@@ -32,6 +31,7 @@ POLICIES = ("fifo", "elastic_fifo", "index")
 NODES = [{"count": 4, "gpus": 4}]
 HOUR_S = 3600.0
 PROGRAMS = 3
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 GUESS_OFF, JOB_OFF, STEP_OFF = 0.4, 0.03, 0.02
 """Standard deviations of logarithms: true speed of a program relative to its guess, of a job relative to its program,
 and of a measurement relative to the truth."""
@@ -122,7 +122,7 @@ def asked(rng: np.random.Generator) -> JobRow:
     """A job of some minutes to some hours on its requested GPUs."""
     gpus = int(rng.choice([1, 2, 4], p=[0.5, 0.3, 0.2]))
     epochs = float(np.clip(np.exp(rng.normal(np.log(15.0), 0.7)), 3.0, 150.0)) * gpus
-    number, priority = int(rng.integers(PROGRAMS)), PRIORITY_CLASSES[int(rng.choice(3, p=[0.2, 0.6, 0.2]))]
+    number, priority = int(rng.integers(PROGRAMS)), PRIORITIES[int(rng.choice(3, p=[0.2, 0.6, 0.2]))]
     return JobRow("ann", "a job", f"program_{number}", epochs, gpus=gpus, max_gpus=2 * gpus, priority=priority)
 
 
@@ -160,7 +160,7 @@ def errors_alone(policy: str, seed: int) -> list[float]:
             return len(known) == ALONE_JOBS and all(row.is_over for row in known.values())
 
         service.run(over)
-        ended = {job: row.ended for job, row in all_rows(service).items()}
+        ended = {job: row.ended for job, row in all_rows(service).items() if row.ended is not None}
         late = [(abs(finish - ended[job]), ended[job] - at) for job, at, finish in predicted]
         return [error / left for error, left in late if left > 60.0]
 
@@ -178,7 +178,7 @@ def covered(policy: str, seed: int) -> list[tuple[bool, float, bool | None]]:
         service.backend.acts = poisson(rng, service.now(), 1.0)
         service.run(lambda: any(row.as_of > until for row in predictions(service.store).values()))
         predicted = predictions(service.store)
-        volume = service.loop.volume
+        volume = service.loop.decisions.volume
         assert volume is not None
         futures = volume.futures(service.now() - service.began, salt=1)
         if futures is None:
@@ -207,7 +207,7 @@ def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
     for at, donor, priority in zip(one.submit.tolist(), one.donor.tolist(), one.priority.tolist(), strict=True):
         like = rows[futures.donors[donor].name]
         job = JobRow("ann", "a job", like.program, like.epochs, gpus=like.gpus, max_gpus=like.max_gpus,
-                     priority=PRIORITY_CLASSES[priority])  # fmt: skip
+                     priority=PRIORITIES[priority])  # fmt: skip
         acts.append(submitting(service.began + at, job))
     return acts
 

@@ -269,7 +269,8 @@ def ratio_of_means(mine: FloatArray, its: FloatArray) -> Interval:
 def geometric_mean(logs: FloatArray) -> Interval:
     """Geometric mean of ratios, by their logarithms [n], with the interval of the mean logarithm."""
     found = bootstrap_interval(logs)
-    return Interval(*np.exp([found.estimate, found.low, found.high]).tolist(), found.samples)
+    estimate, low, high = np.exp([found.estimate, found.low, found.high]).tolist()
+    return Interval(estimate, low, high, found.samples)
 
 
 def shown(interval: Interval, form: str) -> str:
@@ -293,7 +294,7 @@ def play(
     **more: Any,
 ) -> RunRecord:
     """Let a policy schedule the jobs until all are over. more: arguments of the cluster."""
-    cluster = SimulatedCluster(nodes, jobs, tables, settings or SimulatorSettings(), **more)
+    cluster = SimulatedCluster(tuple(nodes), jobs, tables, settings or SimulatorSettings(), **more)
     return run(cluster, policy, queue or QueueSettings(), RewardWeights())
 
 

@@ -251,6 +251,7 @@ def formulas(_: Plan) -> Part:
     found = []
     for profile in map(BUILTIN.profile, MODELS):
         limits, law = profile.batch, profile.throughput
+        assert isinstance(law, ThroughputParams)
         useful = efficiency(profile.noise(0), np.geomspace(limits.base, limits.largest, 50), limits.base)
         rising = np.count_nonzero(np.diff(useful) >= 0)
         found.append((abs(useful[0] - 1), rising, float(sync_time(law, 1, 1)), 100 * _fit_error(law, limits)))

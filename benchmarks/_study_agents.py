@@ -66,7 +66,7 @@ REPEATS = 4
 
 def rewards(plan: Plan) -> Part:
     """Lead of the agent over the best of all other policies, on every workload and load."""
-    rows, ahead, beyond = [], 0, 0
+    rows, ahead, beyond = list[Row](), 0.0, 0.0
     for workload, load in plan.places():
         cells = cells_at(plan, workload, load)
         draws = cells.groupby("policy")["seed"].nunique()

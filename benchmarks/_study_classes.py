@@ -37,7 +37,7 @@ def compared(plan: Plan) -> Part:
     shown = found[[*PLACE, "policy", "classes"]].assign(load=found["load"].map("{:g}".format))
     for column, (heading, form) in SHOWN.items():
         shown[heading] = found[column].map(form.format)
-    return Part(claimed(found), shown.to_dict("records"))
+    return Part(claimed(found), [{str(key): value for key, value in row.items()} for row in shown.to_dict("records")])
 
 
 def figures_of(plan: Plan, workload: Workload, load: float, policy: str, rule: str) -> dict[str, float]:
@@ -69,30 +69,30 @@ def overtaken_by(jobs: JobRecords) -> float:
 def claimed(found: pd.DataFrame) -> dict[str, float]:
     """Figures that the page makes claims about."""
     by_place = found.set_index(["policy", "classes", *PLACE]).sort_index()
-    fifo = {rule: by_place.loc["fifo", rule] for rule in RULES}
+
+    def of(policy: str, rule: str, figure: str) -> pd.Series[float]:
+        """[places] a figure of a policy under a rule."""
+        return by_place[figure].xs((policy, rule))
 
     def jct_ratio(strict: str, weighted: str) -> float:
         """Geometric mean over all places of the mean JCT under weighted classes relative to strict classes."""
-        ratios = by_place.loc[weighted, "weighted"]["jct"] / by_place.loc[strict, "strict"]["jct"]
-        return float(np.exp(np.log(ratios).mean()))
+        return float(np.exp(np.log(of(weighted, "weighted", "jct") / of(strict, "strict", "jct")).mean()))
 
     (index, retuned), name = INDEX, "mean JCT, weighted by strict"
     late = "no job is overtaken by one submitted later than the aging bound after it"
-    high_by_low = {
-        policy: (by_place.loc[policy, "weighted"]["high"] / by_place.loc[policy, "weighted"]["low"]).max()
-        for policy in ("fifo", "srtf")
-    }
     return {
-        **{f"fifo, {rule}: {late}": float(fifo[rule]["overtaken_by"].max()) for rule in RULES},
+        **{f"fifo, {rule}: {late}": of("fifo", rule, "overtaken_by").max() for rule in RULES},
         f"{index}, also where weighted: {name}": jct_ratio(index, index),
         f"index, each tuned for its rule: {name}": jct_ratio(index, retuned),
         f"srtf: {name}": jct_ratio("srtf", "srtf"),
         f"fifo, gain or loss: {name}": abs(jct_ratio("fifo", "fifo") - 1),
-        "fifo: mean wait of high, weighted by strict, worst": float(
-            (fifo["weighted"]["high"] / fifo["strict"]["high"]).max()
-        ),
+        "fifo: mean wait of high, weighted by strict, worst": (
+            of("fifo", "weighted", "high") / of("fifo", "strict", "high")
+        ).max(),
         **{
-            f"{policy}, weighted: mean wait of high by that of low, worst": float(worst)
-            for policy, worst in high_by_low.items()
+            f"{policy}, weighted: mean wait of high by that of low, worst": (
+                of(policy, "weighted", "high") / of(policy, "weighted", "low")
+            ).max()
+            for policy in ("fifo", "srtf")
         },
     }

@@ -11,7 +11,7 @@ from _studies import Part, Plan, Row, play, server_tables
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.parameter_server import (
     Form,
     Probes,
@@ -232,8 +232,8 @@ def simulated(_: Plan) -> Part:
                     if spec == "coach":
                         restarts.append(changes / count)
             means = {spec: rounded(np.mean(found)) for spec, found in ratios.items()}
-            rows.append({"jobs": count, "epochs": int(epochs), **means})
-            rows[-1] |= {"restarts a job with coach": round(float(np.mean(restarts)), 1)}
+            often = {"restarts a job with coach": round(float(np.mean(restarts)), 1)}
+            rows.append({"jobs": count, "epochs": int(epochs), **means, **often})
             if epochs == max(EPOCHS):
                 longest.append(means["coach"])
     return Part({"policy: mean JCT / best static choice, long jobs, worst number of jobs": max(longest)}, rows)
@@ -308,7 +308,8 @@ def best_configuration(grid: FloatArray, most: int | None = None) -> tuple[int, 
 
     most: limit of workers plus servers.
     """
-    w, p = np.indices(grid.shape)
+    grids: IntArray = np.indices(grid.shape)
+    w, p = grids[0], grids[1]
     possible = (w > 0) & (p > 0) & (w + p <= (grid.size if most is None else most))
     w, p, speed = w[possible], p[possible], grid[possible]
     first = np.lexsort((-w, w + p, -speed))[0]

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 from _studies import DIGITS, Part, Plan, Row, digits_trainer, play, server_tables
-from numpy.typing import ArrayLike
 from scipy.stats import sem, t
 
 from rlpto.core.cluster import Allocation, BackgroundLoad, ClusterShape, ClusterState, Node, place_background
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.performance.efficiency import NoiseCurve
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
@@ -107,10 +106,10 @@ def simulated(_: Plan) -> Part:
                 "saved, least and most [%]": f"{saved.min():.1f} to {saved.max():.1f}",
                 "first new processes after [s]": round(first.max()),
                 "last change after [s]": round(last.mean()),
-                "changes, mean": _round([len(now.events) for now in found], 1),
+                "changes, mean": _round(np.array([len(now.events) for now in found]), 1),
                 "epoch time after / before": round(ratio, 3),
                 "GPUs in use, static": round(_used(static[0], freed), 3),
-                "GPUs in use, dynamic": _round([_used(now, freed) for now in found], 3),
+                "GPUs in use, dynamic": _round(np.array([_used(now, freed) for now in found]), 3),
                 "in use after growth, least": round(after, 3),
             }
         )
@@ -155,7 +154,7 @@ def _accuracy_row(name: str, found: FloatArray, static: FloatArray) -> Row:
     }
 
 
-def _round(values: ArrayLike, digits: int) -> float:
+def _round(values: AnyArray, digits: int) -> float:
     return round(float(np.mean(values)), digits)
 
 

@@ -23,7 +23,7 @@ from rlpto.core.stopping import StopRule
 from rlpto.evaluation.statistics import Interval
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.files import write_text
 from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
@@ -109,7 +109,7 @@ def ends(plan: Plan) -> Part:
     found = Part()
     experiment = prepare(workloads(plan))
     for how in ("at fixed epochs", "at a target accuracy", "once flat", "by their users"):
-        seconds = {work: [] for work in LEARNT}
+        seconds: dict[RemainingKnowledge, list[float]] = {work: [] for work in LEARNT}
         for number, window in enumerate(experiment.windows()):
             jobs = ended(experiment, experiment.jobs(window, 0), how, np.random.default_rng(number))
             for work, jct in seconds.items():
@@ -132,7 +132,7 @@ def ended(experiment: Experiment, jobs: Sequence[Job], how: str, rng: np.random.
         curve = tables.accuracy[job_type, : tables.epochs[job_type] + 1]
         target = curve[0] + np.interp(chance, (0, 1), TARGETS) * (curve.max() - curve[0])
         epochs = {
-            "at a target accuracy": float(max(np.argmax(curve >= target), 1)),
+            "at a target accuracy": max(float(np.argmax(curve >= target)), 1.0),
             "by their users": max(chance, 0.01) * job.epochs,
         }
         stop = StopRule() if how == "once flat" else None
@@ -178,15 +178,16 @@ def write_workloads(data: Path, folder: Path) -> None:
     hours = trace["gpu_time"] / 3600
     usable = (trace["duration"] >= 60) & (hours < max(GPU_HOURS)) & (seconds < 3600 * HOURS)
     jobs = pd.DataFrame({"time": seconds.astype(int), "hours": hours})[usable]
-    sizes = {model: rows[["num_replicas", "batch_size"]].to_numpy() for model, rows in published.groupby("application")}
+    groups = published.groupby("application")[["num_replicas", "batch_size"]]
+    sizes = {str(model): rows.to_numpy() for model, rows in groups}
     for seed in range(FIRST_SEED, FIRST_SEED + WORKLOADS):
         text = drawn(jobs, sizes, np.random.default_rng(seed)).to_csv(index=False)
         write_text(folder / f"workload-{seed}.csv", text, "a workload")
 
 
-def drawn(jobs: pd.DataFrame, sizes: Mapping[object, np.ndarray], rng: np.random.Generator) -> pd.DataFrame:
+def drawn(jobs: pd.DataFrame, sizes: Mapping[str, AnyArray], rng: np.random.Generator) -> pd.DataFrame:
     """Draw one workload."""
-    rows = []
+    rows = list[tuple[object, ...]]()
     for time, hours in sorted(jobs.iloc[rng.choice(len(jobs), JOBS, replace=False)].itertuples(index=False)):
         model = rng.choice(next(models for bound, models in GPU_HOURS.items() if hours < bound))
         replicas, batch = rng.choice(sizes[model])

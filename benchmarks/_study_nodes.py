@@ -116,4 +116,5 @@ def known_arrivals(demand: Demand, boot: float) -> FloatArray:
     asked, minutes = demand.counts[..., 1].T, int(boot / TICK_S)
     total = np.concatenate([np.zeros_like(asked[:1]), asked.cumsum(axis=0)])
     later = np.minimum(np.arange(len(total)) + minutes, len(asked))
-    return (total[later] - total)[..., None]
+    known: FloatArray = (total[later] - total)[..., None]
+    return known

@@ -20,6 +20,7 @@ from _studies import (
     TIME_ONLY,
     Part,
     Plan,
+    Row,
     Workload,
     agents,
     by_window,
@@ -96,7 +97,7 @@ def windows(plan: Plan, label: str = "", settings: tuple[str, ...] = (), *, arou
     label: prefix of the figures' names. around_agents: whether the planner's bases are the agents trained on whole
     windows at all loads, instead of the tuned index.
     """
-    rows, ratios = [], []
+    rows, ratios = list[Row](), list[float]()
     for workload, load in plan.places():
         given = (FRESH_SEED, *TIME_ONLY, "queue.classes=weighted", *settings)
         config = plan.config(workload, load, *given, windows=WINDOWS[workload])
@@ -125,7 +126,7 @@ noisy = partial(windows, label="with 20 % noise of estimates, ", settings=("know
 
 def rewards(plan: Plan) -> Part:
     """Test windows by the quickstart's reward: agents, and planners around the tuned index and around the agents."""
-    rows, beyond, gained = [], 0, 0
+    rows, beyond, gained = list[Row](), 0.0, 0.0
     for workload, load in plan.places():
         config = plan.config(workload, load, FRESH_SEED, *MISSION, windows=WINDOWS[workload])
         labels, agent = {policy_label(spec): spec for spec in config.policies}, agents(plan, workload)[0]
@@ -163,13 +164,15 @@ def knowledge(plan: Plan) -> Part:
         wanted = dict.fromkeys(asked.values())
         found = {name: of_published(plan, spec, (*TIME_ONLY, *SETTINGS[name])) for name in wanted}
         ratios[names.get(spec, spec)] = {name: found[asked[name]] for name in SETTINGS}
-    rows = [{"policy": name} | {key: f"{ratio:.3f}" for key, ratio in row.items()} for name, row in ratios.items()]
+    rows: list[Row] = [
+        {"policy": name, **{key: f"{ratio:.3f}" for key, ratio in row.items()}} for name, row in ratios.items()
+    ]
     return Part({f"best policy, {name}": min(row[name] for row in ratios.values()) for name in CLAIMED}, rows)
 
 
 def beliefs(plan: Plan) -> Part:
     """Value of each part of the estimates to the tuned index, if each job fits its own speed."""
-    rows = []
+    rows = list[Row]()
     for name, settings in BELIEFS.items():
         found = [of_published(plan, TUNED, (*ONLINE, *settings), folder) for folder in FOLDERS]
         rows.append({"beliefs": name, "workloads 1-4": f"{found[0]:.3f}", "workloads 101-106": f"{found[1]:.3f}"})
@@ -190,7 +193,7 @@ def of_published(plan: Plan, spec: str, settings: tuple[str, ...], folder: str =
 
 def latency(_: Plan) -> Part:
     """Wall-clock time of a decision in which a plan is made, at 100 jobs; and of any at 10,000 on 1,000 nodes."""
-    figures, rows = {}, []
+    figures, rows = dict[str, float](), list[Row]()
     for file, nodes, active in PLACES:
         experiment = Experiment(load_config(_common.CONFIGS / f"{file}.yaml"))
         jobs = experiment.jobs(experiment.windows()[0], 0)
@@ -198,7 +201,7 @@ def latency(_: Plan) -> Part:
         crowd = [replace(jobs[one], name=f"job-{i}", submit_time=0.0) for i, one in enumerate(picked)]
         cluster = SimulatedCluster(experiment.shape, crowd, experiment.tables(), experiment.config.simulator)
         policy, taken = experiment.policy("planner"), []
-        for alone, _ in islice(decided(cluster, Queue(experiment.config.queue), policy), DECISIONS):
+        for alone, _state in islice(decided(cluster, Queue(experiment.config.queue), policy), DECISIONS):
             taken.append(1e3 * alone)
             policy.reset(0)  # makes it plan every time
         p99 = float(np.percentile(taken[2:], 99))

@@ -16,7 +16,7 @@ from typing import Any
 
 import _common
 import numpy as np
-from _studies import Part, Plan, finished
+from _studies import Part, Plan, Row, finished
 
 from rlpto.experiments.config import Config, load_config
 from rlpto.io.arrays import FloatArray, IntArray
@@ -49,7 +49,7 @@ def parity(plan: Plan) -> Part:
         "parity, worst workload off by": float(np.abs(off).max()),
         "parity, mean of workloads off by": 100 * abs(float(found.mean() / published.mean()) - 1),
     }
-    rows = [
+    rows: list[Row] = [
         {
             "workload": one.cell.window,
             "mean JCT [s]": float(found[i]),
@@ -166,7 +166,8 @@ def job_speedups(job: dict[str, Any], gpus: int, fair: int) -> FloatArray:
         return np.tile(np.arange(gpus + 1) / fair, (2, 1))
     key = *job["params"], job["grad_sqr"], job["grad_var"]
     goodput = _goodput(key, job["base_batch"], job["largest"], job["min_local"], job["max_local"], gpus)
-    return goodput / goodput[0, fair]
+    relative: FloatArray = goodput / goodput[0, fair]
+    return relative
 
 
 @lru_cache(maxsize=4096)

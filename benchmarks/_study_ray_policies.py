@@ -47,9 +47,7 @@ def compared(plan: Plan) -> Part:
         by_window = windows_ratio(mine, its)
         by_job = ratio_of_means(np.concatenate(mine), np.concatenate(its))
         part.rows.append(row(policy, mine, {f"JCT / {rival}": by_window, "the same over jobs": by_job}, found, later))
-        part.figures[f"{policy}: mean JCT simulated off by"] = abs(
-            float(found.metrics.loc[policy, "jct_mean"]["relative"])
-        )
+        part.figures[f"{policy}: mean JCT simulated off by"] = abs(figures(found, policy, "jct_mean")["relative"])
         if policy in OURS:
             part.figures[f"{policy} against the better of tiresias and pollux"] = by_window.estimate
             part.figures[f"{policy} against it, upper end over windows"] = by_window.high
@@ -81,10 +79,16 @@ def start_seconds(folder: Path) -> float:
     return float(np.mean(found))
 
 
+def figures(found: Fidelity, policy: str, metric: str) -> dict[str, float]:
+    """Real and simulated value of a policy's metric, and their difference."""
+    row = found.metrics.loc[[(policy, metric)]]
+    return {column: float(row[column].item()) for column in ("real", "simulated", "relative")}
+
+
 def row(policy: str, times: Sequence[FloatArray], ratios: dict[str, Interval], found: Fidelity, later: Fidelity) -> Row:
     """A policy's row of the table. times: [windows] of [jobs] JCTs [s]."""
-    jct, reward = (found.metrics.loc[policy, name] for name in ("jct_mean", "reward"))
-    slow = later.metrics.loc[policy, "jct_mean"]
+    jct, reward = (figures(found, policy, name) for name in ("jct_mean", "reward"))
+    slow = figures(later, policy, "jct_mean")
     return {
         "policy": policy,
         "mean JCT [s]": f"{jct['real']:.1f}",

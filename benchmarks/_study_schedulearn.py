@@ -105,12 +105,12 @@ def elastic(_: Plan) -> Part:
 
 def exclusive(_: Plan) -> Part:
     """S3 if jobs have GPUs to themselves: equal jobs, and mixed ones."""
-    rows = [rotated(model) for model in EQUAL_MODELS]
-    widest = max(row[SPREAD] for row in rows)
+    equal = [rotated(model) for model in EQUAL_MODELS]
+    rows, widest = list[Row](equal), max(row[SPREAD] for row in equal)
     changes, spreads = [], []
     for seed in range(SEEDS):
         jobs = mixed(GAPS_LOAD, seed)
-        (rotating, watched), (packed, _) = traced(jobs, ROUND_ROBIN), traced(jobs, FIFO)
+        (rotating, watched), packed = traced(jobs, ROUND_ROBIN), traced(jobs, FIFO)[0]
         changes.append(np.array(totals(rotating)[1:]) / totals(packed)[1:] - 1)
         spreads.append(spread_over_servers(watched))
     spread = f"{np.mean(spreads):.1f} on average, {max(spreads)} at most"

@@ -8,7 +8,7 @@ from itertools import chain, islice, permutations
 import _common
 import numpy as np
 import pandas as pd
-from _studies import Part, Plan, finished, play
+from _studies import Part, Plan, Row, finished, play
 from speed import decided
 
 from rlpto.core.cluster import ClusterShape, Node
@@ -49,7 +49,7 @@ def compared(plan: Plan) -> Part:
         "gavel, p99 of a decision, likewise": p99(latencies(shape, "gavel")),
         "mean JCT under sia by that under gavel": jct["sia"] / jct["gavel"],
     }
-    rows = [
+    rows: list[Row] = [
         {
             "policy": policy,
             "mean JCT [min]": jct[policy],
@@ -107,7 +107,8 @@ def programme_seconds(shape: ClusterShape) -> list[float]:
                 value[rng.integers(len(value))] /= factor
             entries += open_to_it
             values.append(value)
-        choices = Choices(*np.array(entries).T, costs(np.concatenate(values), -0.5))
+        row, gpu_type, gpus = np.array(entries).T
+        choices = Choices(row, gpu_type, gpus, costs(np.concatenate(values), -0.5))
         began = time.perf_counter()
         solve(choices, room_of(shape), 1.1)
         taken.append(time.perf_counter() - began)
@@ -133,10 +134,10 @@ def parity(plan: Plan) -> Part:
         for order in permutations(PARITY_NODES):
             shape = ClusterShape(tuple(chain.from_iterable(order)))
             jobs = []
-            for row in submitted.itertuples():
-                facts = profiles.facts(row.application)
-                data = facts.samples * SLOWDOWNS.get(row.application, SLOWDOWN)
-                jobs.append(Job(row.name, float(row.time), row.application, facts.epochs, data, 1, 1, shape.most_gpus))
+            for name, submit, model in submitted[["name", "time", "application"]].to_numpy().tolist():
+                facts = profiles.facts(model)
+                data = facts.samples * SLOWDOWNS.get(model, SLOWDOWN)
+                jobs.append(Job(name, float(submit), model, facts.epochs, data, 1, 1, shape.most_gpus))
             types = [JobType(model) for model in sorted(set(models))]
             tables = compile_tables(profiles, types, shape.most_gpus, 8, gpu_types=shape.node_sizes)
             knowledge, queue = Knowledge(performance=BatchCache(profiles)), QueueSettings(aging_normal=1e9)

@@ -20,7 +20,7 @@ from _ray_latency import latency
 
 from rlpto.core.cluster import Node
 from rlpto.ray_cluster.measuring import CommandedJob
-from rlpto.ray_cluster.messages import FaultTolerance, JobSpec
+from rlpto.ray_cluster.messages import FaultTolerance, JobReport, JobSpec
 from rlpto.ray_cluster.nodes.environment import ray_environment
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
@@ -56,6 +56,10 @@ SIZES = (2, 4, 2, 1)
 MOST_RESCALES = 20
 
 
+def _has_paused(before: int, report: JobReport) -> bool:
+    return len(report.interruptions.pauses) > before
+
+
 def pause(repeats: int) -> Found:
     """Duration of a job's pause when its number of workers changes."""
     pauses: dict[tuple[int, int], list[float]] = {}
@@ -67,7 +71,7 @@ def pause(repeats: int) -> Found:
             running.steps(20)
             before = running.report().interruptions
             running.command(started.node_ids[:size])
-            report = running.until(lambda now, before=before: len(now.interruptions.pauses) > len(before.pauses))
+            report = running.until(partial(_has_paused, len(before.pauses)))
             pauses.setdefault((held, size), []).append(report.interruptions.pauses[-1])
             held = size
     every = [pause for found in pauses.values() for pause in found]
@@ -140,7 +144,9 @@ def hosts(repeats: int) -> Found:  # noqa: ARG001 - 25 minutes: once
 
     with tempfile.TemporaryDirectory() as folder, spanning.cluster(Path(folder)) as ray:
         job = spanning.Evaluation(ray)
-        outcomes = {name: partial(spanning.suffer, job, fault) for name, fault in spanning.FAULTS.items()}
+        outcomes: dict[str, Callable[[], Any]] = {
+            name: partial(spanning.suffer, job, fault) for name, fault in spanning.FAULTS.items()
+        }
         outcomes["Ray on the head killed"] = partial(spanning.lose_head, job, power=False)
         outcomes["head killed"] = partial(spanning.lose_head, job, power=True)
         return figures(outcomes)

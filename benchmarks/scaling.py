@@ -80,6 +80,15 @@ def evaluation(workers: Workers, out: str) -> Evaluation:
     return Evaluation(experiment.cells(), runner_for(workers, config), Path(out), experiment.outcome(), config.reward)
 
 
+def _evaluate(one: Evaluation, workers: Workers) -> None:
+    list(evaluate_all([one], False, workers))
+
+
+def _keep_all(begun: BegunEvaluation, outcome: Any) -> None:
+    for cell in begun.cells:
+        begun.keep(cell, outcome)
+
+
 def speedup(_: int) -> Found:
     """The same evaluation in this process, on one raylet and on two. Each follows a first run, in which processes
     start."""
@@ -88,7 +97,7 @@ def speedup(_: int) -> Found:
         for _ in range(2):
             with TemporaryDirectory() as out:
                 one = evaluation(workers, out)
-                taken = seconds_of(lambda one=one: list(evaluate_all([one], False, workers)), time.perf_counter)
+                taken = seconds_of(partial(_evaluate, one, workers), time.perf_counter)
         return taken
 
     found = {"this process": seconds(LocalWorkers())}
@@ -196,13 +205,13 @@ def costs(outcome: Any) -> tuple[Costs, int]:
 
     with raylets(2) as workers, TemporaryDirectory() as out:
         one = evaluation(workers, out)
-        begun, stored, task = BegunEvaluation(one), Stored.of(Echo(outcome)), ray.remote(num_cpus=1)(call_there)
+        begun, stored, task = BegunEvaluation(one), Stored[Any].of(Echo(outcome)), ray.remote(num_cpus=1)(call_there)
         pending = list[Any]()
         submit = seconds(lambda: pending.extend(task.remote(stored, VERSIONS, one.cells[0]) for _ in range(TASKS)))
         ray.wait(pending, num_returns=TASKS)
         wait = np.median([seconds(lambda: ray.wait(pending, num_returns=TASKS, timeout=0)) for _ in range(20)])
         fetch = seconds(lambda: [ray.get(reference) for reference in pending])
-        write = seconds(lambda: [begun.keep(cell, outcome) for cell in one.cells])
+        write = seconds(partial(_keep_all, begun, outcome))
     each = Costs(submit / TASKS, fetch / TASKS, write / len(one.cells), float(wait), float(start))
     return each, len(outcome.record)
 

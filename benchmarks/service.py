@@ -147,7 +147,7 @@ def history() -> Found:
 
 def _time_pages(web: WebProcess, token: str, query: str) -> float:
     """Median seconds of a page of a listing."""
-    took, cursor = [], ""
+    took, cursor = list[float](), ""
     while len(took) < PAGES:
         began = time.perf_counter()
         page = json.loads(answer(connected(web.address), token, "GET", f"/api/v1/jobs?limit=50{query}{cursor}"))
@@ -228,7 +228,7 @@ NODES, GPUS = 3, 2
 COMPILED = ("pollux", "planner")
 SILENCE_S = 3.0
 """Longest time between two heartbeats [s]; they are due every second."""
-SLOW = {**TINY, "program": {**TINY["program"], "pace": 2.0}}
+SLOW = TINY | {"program": {**TINY["program"], "pace": 2.0}}
 """A program with slow steps: its jobs hold GPUs and leave the cores to the service."""
 RATE = 230.0
 """Submissions a second of all clients together."""

@@ -27,7 +27,7 @@ from tests.ray_cluster.joined import titled
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-c", "from rlpto.cli.main import run; run()")
 START_S, WAIT_S, STOP_S = 180.0, 240.0, 120.0
-TINY = {
+TINY: dict[str, Any] = {
     "program": {
         "training": "tests.ray_cluster.programs:Plain", "samples": 101, "epochs": 20, "batch_size": 16, "pace": 0.1,
     },
