@@ -119,7 +119,7 @@ def map_jobs(
     if settings.mode in NAMING:
         job_type = _given_types(trace, tables, settings)
     elif settings.mode == "category":
-        job_type = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, limits, rng)
+        job_type = _draw_by_category(gpus * duration / HOUR, gpus, tables, limits, rng)
     else:
         job_type = _draw_by_weight(gpus, allowed, tables, settings, seconds, limits, rng.random(len(trace))[drawer])
     if settings.fixed_batch > 0:

@@ -107,6 +107,12 @@ def test_category_mode_takes_whole_models_by_gpu_time() -> None:
         assert (job.epochs, job.data_size) == (TABLES.epochs[t], TABLES.samples[t])
 
 
+def test_a_clipped_job_keeps_the_category_of_its_gpu_time() -> None:
+    settings = MappingSettings(mode="category", oversized="clip")
+    jobs = map_jobs(recorded([3600.0] * 8, [64] * 8), TABLES, settings, 3, 8, GPUS_PER_NODE)
+    assert {job.model for job in jobs} == {"yolov3"}  # 64 GPU-hours, on 8 GPUs for 8 hours
+
+
 def test_given_mode_keeps_model_batch_and_work() -> None:
     trace = recorded([np.nan] * 3, [6, 1, 12], model=["cifar10", "ncf", "cifar10"], batch_size=[2048, 32768, 0])
     given_mode = MappingSettings(mode="given")
