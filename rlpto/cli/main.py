@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -115,10 +116,12 @@ def _options(
 
 
 def run() -> None:
-    """Entry point: bad input ends with exit code 2 and one line on stderr; no Ctrl-C is lost."""
+    """Entry point: bad input ends with exit code 2 and one line on stderr; no Ctrl-C is lost, and SIGTERM
+    is handled as Ctrl-C."""
     log = logging.getLogger("rlpto.io")
     log.setLevel(logging.INFO)
     log.addHandler(_OnStderr())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: Slurm and others send it
     try:
         with interrupts_kept(), extras():
             make_app(*sys.argv[1:2])()

@@ -58,7 +58,10 @@ def train(
         int | None,
         typer.Option(min=0, help="Seed of the training, instead of agent.seed; the workload keeps the config's."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Agents to train, with consecutive seeds, in RUN/seed-K.")] = 1,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Agents to train, with consecutive seeds, in RUN/seed-K; one if not given."),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", "-j", min=1, help="Trainings side by side, through Ray; not given: one for each core."),
@@ -95,7 +98,7 @@ def train(
             if run_dir is not None and run_dir.resolve() != resume.resolve():
                 raise ConfigError(f"--run-dir {run_dir}: a training is resumed in its own folder {resume}")
             begun = len(members(resume))
-            if seeds not in (1, begun):
+            if seeds not in (None, begun):
                 raise ConfigError(f"--seeds {seeds}: expected {begun}, the number of seeds in {resume}")
             if fresh:
                 raise ConfigError("--fresh: removes a training, expected it without --resume, which goes on with it")
@@ -104,8 +107,10 @@ def train(
         else:
             settled = read_config(config, changes)
             folder = Path("runs") / settled.name if run_dir is None else run_dir
-            begin_training(settled, folder, seeds, fresh=fresh)
-            if settled.agent.learns == "windows" and "steps" in settled.agent.model_fields_set:
+            begin_training(settled, folder, seeds or 1, fresh=fresh)
+            agent = settled.agent
+            counted = "windows" in agent.whole_windows.model_fields_set
+            if agent.learns == "windows" and "steps" in agent.model_fields_set and not counted:
                 make_console(quiet).print(
                     "note: agent.steps counts where agent.learns is decisions or nodes; "
                     "here agent.whole_windows.windows does"
@@ -182,7 +187,7 @@ def _fine_tune(
     resume: Path | None,
     run_dir: Path | None,
     address: str | None,
-    seeds: int,
+    seeds: int | None,
     jobs: int | None,
     *,
     fresh: bool,
@@ -198,7 +203,7 @@ def _fine_tune(
             "--cluster ray: expected --resume RUN with an agent that was trained in simulation; "
             "learning from nothing takes hundreds of thousands of decisions"
         )
-    if seeds > 1 or jobs is not None:
+    if seeds not in (None, 1) or jobs is not None:
         raise ConfigError("--cluster ray: there is one real cluster, expected neither --seeds nor --jobs")
     folder = resume / FOLDER if run_dir is None else run_dir
     settled, console = read_config(config, changes), make_console(quiet)

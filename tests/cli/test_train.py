@@ -89,7 +89,7 @@ def test_an_agent_that_learns_from_windows_is_evaluated_and_planned_with(rlpto, 
     answer = rlpto("train", "exp.yaml", *windows)
     assert answer.code == 0, answer.err
     assert "64 windows, best validation gain over the start" in answer.out
-    assert "note: agent.steps counts where agent.learns is decisions" in answer.out
+    assert "note:" not in answer.out
     rlpto("train", "exp.yaml", *windows).assert_refused("holds a training")
     assert rlpto("train", "--resume", "runs/small").code == 0
     policies = "index:weights=runs/small/agent.yaml,planner:base=runs/small/agent.yaml,perturbations=2"
@@ -134,6 +134,7 @@ def test_seeds_are_trained_side_by_side_as_each_alone_and_evaluated_together(rlp
     assert answer.code == 0, answer.err
     table = read_cells(project / "runs/small/evaluation/cells.csv")
     assert set(table["policy"]) == {"agent-0", "agent-1", "fifo", "lower bound"}
+    rlpto("train", "--resume", "runs/small", "--seeds", 1).assert_refused("--seeds 1: expected 2, the number of seeds")
 
 
 @pytest.mark.slow  # a Ray cluster
@@ -247,6 +248,30 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(project: Path, number: signa
     assert process.returncode == 130, said
     assert "go on with: rlpto train --resume runs/small" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow  # a Ray cluster
+def test_a_signal_ends_seeds_that_are_trained_side_by_side(project: Path) -> None:
+    long = (
+        "--set",
+        "agent.learns=windows",
+        "--set",
+        "agent.whole_windows.evaluate_every=16",
+        "--seeds",
+        "2",
+        "-j",
+        "2",
+    )
+    command = [sys.executable, "-m", "rlpto.cli.main", "train", "exp.yaml", *long]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        while process.poll() is None and not (project / "runs/small/seed-0/last.safetensors").exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        out, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "go on with: rlpto train --resume runs/small" in said
+    assert "note: agent.steps counts where agent.learns is decisions" in out
 
 
 @pytest.mark.parametrize(
