@@ -7,7 +7,9 @@ costs are of the test days: job-hours of lateness, plus money for idle GPUs.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 import _common
@@ -35,6 +37,10 @@ HEURISTICS = ("reactive", "spare", "average")
 TRUTH = "forecast:level=mean,factor=1"
 """Provisioner that wants the arrivals of `known_arrivals`."""
 STEPS = "agent.steps=500000"
+SIZES = (1, 8)
+"""GPUs of a node in `sizes`; `provisioners` has 4."""
+MOST_GPUS = 1600
+"""Most GPUs that may be rented in `sizes`."""
 
 
 def provisioners(plan: Plan) -> Part:
@@ -43,11 +49,8 @@ def provisioners(plan: Plan) -> Part:
     for cluster, boot in CELLS:
         name = f"{cluster}, {boot // 60} min"
         config = config_of(plan, cluster, boot)
-        chosen = tuned(plan, cluster, boot, config)
-        heuristic = min(HEURISTICS, key=lambda one: chosen[one][1])
-        config = config.model_copy(update={"provision": chosen["forecast"][0]})
-        setup = nodes_setup(Experiment(config), plan.split, range(plan.draws))
-        base, forecast = (daily(setup, chosen[one][0]) for one in (heuristic, "forecast"))
+        chosen = tuned(plan, f"{cluster}-{boot}", config)
+        setup, heuristic, base, forecast = compared(plan, config, chosen)
         known = tuple(known_arrivals(demand, boot) for demand in setup.demands)
         true = replace(setup, heuristic=make_provisioner(parse_spec(TRUTH)), forecasts=known)
         agents = [daily(setup, f"agent:run={run}") for run in trainings(plan, cluster, boot, chosen["forecast"][0])]
@@ -60,20 +63,56 @@ def provisioners(plan: Plan) -> Part:
         for key, interval in found.items():
             ratios.setdefault(key, []).append(interval.estimate)
         part.rows.append(
-            {"cluster, boot time": name, "best heuristic": chosen[heuristic][0], "forecast": chosen["forecast"][0]}
+            {"cluster, boot time": name, "best heuristic": heuristic, "forecast": chosen["forecast"][0]}
             | {"cost of a day": f"{base.mean():.1f}"}
             | {f"{key} / heuristic": shown(interval, ".2f") for key, interval in found.items()}
             | {"agents / forecast": shown(ratio_of_means(mean, forecast), ".3f")}
             | {"single agents": " ".join(f"{one.sum() / forecast.sum():.2f}" for one in agents)}
         )
-    means = {key: float(np.exp(np.mean(np.log(values)))) for key, values in ratios.items()}
-    part.figures = {f"{key}, geometric mean of {len(CELLS)} cells": mean for key, mean in means.items()}
+    part.figures = {f"{key}, geometric mean of {len(CELLS)} cells": mean_of(found) for key, found in ratios.items()}
     return part
 
 
-def config_of(plan: Plan, cluster: str, boot: int) -> Config:
-    """The experiment of a cluster."""
-    return load_config(_common.CONFIGS / "rented.yaml", overrides_of(plan, cluster, boot))
+def sizes(plan: Plan) -> Part:
+    """Cost under the forecast relative to the best heuristic, with nodes of other sizes."""
+    part = Part()
+    for gpus in SIZES:
+        ratios = list[float]()
+        node = [f"cluster.nodes.0.gpus={gpus}", f"cluster.nodes.0.rented.most={MOST_GPUS // gpus}"]
+        for cluster, boot in CELLS:
+            config = config_of(plan, cluster, boot, *node)
+            chosen = tuned(plan, f"{cluster}-{boot}-{gpus}", config)
+            _, heuristic, base, forecast = compared(plan, config, chosen)
+            interval = ratio_of_means(forecast, base)
+            ratios.append(interval.estimate)
+            part.rows.append(
+                {"GPUs of a node": gpus, "cluster, boot time": f"{cluster}, {boot // 60} min"}
+                | {"best heuristic": heuristic, "forecast": chosen["forecast"][0]}
+                | {"forecast / heuristic": shown(interval, ".2f")}
+            )
+        part.figures[f"forecast, nodes of size {gpus}, geometric mean of {len(CELLS)} cells"] = mean_of(ratios)
+    return part
+
+
+def compared(
+    plan: Plan, config: Config, chosen: Mapping[str, tuple[str, float]]
+) -> tuple[NodesSetup, str, FloatArray, FloatArray]:
+    """The windows of the plan's split with the chosen forecast, the heuristic that was best in training, and the costs
+    [days] under both, heuristic first."""
+    config = config.model_copy(update={"provision": chosen["forecast"][0]})
+    setup = nodes_setup(Experiment(config), plan.split, range(plan.draws))
+    heuristic = min((chosen[one] for one in HEURISTICS), key=itemgetter(1))[0]
+    return setup, heuristic, daily(setup, heuristic), daily(setup, chosen["forecast"][0])
+
+
+def mean_of(ratios: Sequence[float]) -> float:
+    """Geometric mean."""
+    return float(np.exp(np.mean(np.log(ratios))))
+
+
+def config_of(plan: Plan, cluster: str, boot: int, *more: str) -> Config:
+    """The experiment of a cluster. more: other overrides."""
+    return load_config(_common.CONFIGS / "rented.yaml", [*overrides_of(plan, cluster, boot), *more])
 
 
 def overrides_of(plan: Plan, cluster: str, boot: int) -> list[str]:
@@ -86,11 +125,11 @@ def overrides_of(plan: Plan, cluster: str, boot: int) -> list[str]:
     return given
 
 
-def tuned(plan: Plan, cluster: str, boot: int, config: Config) -> dict[str, tuple[str, float]]:
+def tuned(plan: Plan, name: str, config: Config) -> dict[str, tuple[str, float]]:
     """By provisioner the spec with the lowest cost on training windows, and that cost. It is chosen once."""
-    file = plan.cells / f"nodes-{cluster}-{boot}.json"
+    file = plan.cells / f"nodes-{name}.json"
     if not file.is_file():
-        _common.progress(f"tuning provisioners: {cluster}, boot time {boot} s")
+        _common.progress(f"tuning provisioners: {name}")
         found = tune(config, [*HEURISTICS, "forecast"], lambda *_: None)
         best = {key: (tried[0].spec, tried[0].cost) for key, tried in found.items()}
         write_text(file, json.dumps(best), "chosen provisioners")
