@@ -7,14 +7,14 @@ costs are of the test days: job-hours of lateness, plus money for idle GPUs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
 import _common
 import numpy as np
-from _studies import Part, Plan, ratio_of_means, shown, training_of
+from _studies import Part, Plan, geometric_mean, ratio_of_means, shown, training_of
 
 from rlpto.core.renting import TICK_S
 from rlpto.envs.nodes import NodesSetup, play_windows
@@ -69,7 +69,10 @@ def provisioners(plan: Plan) -> Part:
             | {"agents / forecast": shown(ratio_of_means(mean, forecast), ".3f")}
             | {"single agents": " ".join(f"{one.sum() / forecast.sum():.2f}" for one in agents)}
         )
-    part.figures = {f"{key}, geometric mean of {len(CELLS)} cells": mean_of(found) for key, found in ratios.items()}
+    part.figures = {
+        f"{key}, geometric mean of {len(CELLS)} cells": geometric_mean(np.log(found)).estimate
+        for key, found in ratios.items()
+    }
     return part
 
 
@@ -90,7 +93,9 @@ def sizes(plan: Plan) -> Part:
                 | {"best heuristic": heuristic, "forecast": chosen["forecast"][0]}
                 | {"forecast / heuristic": shown(interval, ".2f")}
             )
-        part.figures[f"forecast, nodes of size {gpus}, geometric mean of {len(CELLS)} cells"] = mean_of(ratios)
+        part.figures[f"forecast, nodes of size {gpus}, geometric mean of {len(CELLS)} cells"] = geometric_mean(
+            np.log(ratios)
+        ).estimate
     return part
 
 
@@ -103,11 +108,6 @@ def compared(
     setup = nodes_setup(Experiment(config), plan.split, range(plan.draws))
     heuristic = min((chosen[one] for one in HEURISTICS), key=itemgetter(1))[0]
     return setup, heuristic, daily(setup, heuristic), daily(setup, chosen["forecast"][0])
-
-
-def mean_of(ratios: Sequence[float]) -> float:
-    """Geometric mean."""
-    return float(np.exp(np.mean(np.log(ratios))))
 
 
 def config_of(plan: Plan, cluster: str, boot: int, *more: str) -> Config:

@@ -213,14 +213,14 @@ def differing_keys(
             continue
         if isinstance(left, Settings) and isinstance(right, Settings):
             yield from differing_keys(left, right, result, f"{key}.")
-        elif _alike(left) and _alike(right) and len(left) == len(right):
+        elif _is_sections(left) and _is_sections(right) and len(left) == len(right):
             for at, (one, other) in enumerate(zip(left, right, strict=True)):
                 yield from differing_keys(one, other, result, f"{key}.{at}.")
         else:
             yield key, _shown(left), _shown(right)
 
 
-def _alike(value: object) -> TypeGuard[tuple[Settings, ...]]:
+def _is_sections(value: object) -> TypeGuard[tuple[Settings, ...]]:
     """Return True if a value is a list of sections, such as `cluster.nodes`."""
     return isinstance(value, tuple) and all(isinstance(one, Settings) for one in value)
 

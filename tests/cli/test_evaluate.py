@@ -1,5 +1,9 @@
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -107,6 +111,19 @@ def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: P
 def test_bad_input_is_refused_before_anything_is_written(rlpto, project: Path, arguments, parts) -> None:
     rlpto("evaluate", "exp.yaml", *arguments).assert_refused(*parts)
     assert sorted(os.listdir(project)) == ["exp.yaml", "jobs.parquet"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_finished_cells_and_says_how_to_go_on(project: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "rlpto.cli.main", "evaluate", "exp.yaml", "--seeds", "2000", "--no-report"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not list((project / "runs/small/cells").glob("*.json")):
+            time.sleep(0.05)
+        process.send_signal(number)
+        said = process.stderr.read()
+    assert process.returncode == 130, said
+    assert "cells are finished and kept in runs/small/cells" in said
+    assert "Traceback" not in said
 
 
 def test_a_folder_of_another_configuration_or_trace_is_refused_and_left_alone(rlpto, project: Path) -> None:

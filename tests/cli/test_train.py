@@ -252,16 +252,16 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(project: Path, number: signa
 
 @pytest.mark.slow  # a Ray cluster
 def test_a_signal_ends_seeds_that_are_trained_side_by_side(project: Path) -> None:
-    long = (
+    long = [
         "--set",
         "agent.learns=windows",
         "--set",
         "agent.whole_windows.evaluate_every=16",
         "--seeds",
         "2",
-        "-j",
+        "--jobs",
         "2",
-    )
+    ]
     command = [sys.executable, "-m", "rlpto.cli.main", "train", "exp.yaml", *long]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
