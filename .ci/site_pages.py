@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlpto.bench.leaderboard import ABOUT, HEADINGS, Entry
 from rlpto.bench.results import FIGURES, read_rows
-from rlpto.bench.suite import DIVISIONS, FIFO_FILE, FOLDER, REALISTIC, VERSION, Case, cases, find_case, id_of
+from rlpto.bench.suite import DIVISIONS, FIFO_FILE, FOLDER, VERSION, Case, cases, find_case
 from rlpto.core.policy import PolicyClass
 from rlpto.evaluation.metrics import completion_times
 from rlpto.evaluation.plots import gantt, png
@@ -69,9 +69,11 @@ def case_pages(entries: Entries) -> dict[str, str]:
     """A page for every case with its divisions, and one that lists them. entries: of the leaderboard."""
     best_of = [f"best, {name}" for name in DIVISIONS]
     pages, listed = {}, [["case", "load", "cluster", "windows", "jobs in a window", *best_of]]
-    by_id = {case.id: case for case in cases()}
-    for case in (case for case in cases() if case.division == REALISTIC):
-        own = [by_id.get(id_of(case.id, name)) for name in DIVISIONS]
+    by_name = dict[str, dict[str, Case]]()
+    for case in cases():
+        by_name.setdefault(case.name, {})[case.division] = case
+    for name, in_division in by_name.items():
+        case, own = next(iter(in_division.values())), [in_division.get(division) for division in DIVISIONS]
         workload, failures = case.settings["workload"], case.settings["simulator"].get("failures")
         nodes = case.settings["cluster"]["nodes"]
         cluster = ", ".join(f"{one['count']} x {one['gpus']} {one.get('gpu', '')} GPUs" for one in nodes).replace(
@@ -80,19 +82,19 @@ def case_pages(entries: Entries) -> dict[str, str]:
         windows = f"{sum(row.case == case.id for row in read_rows(FIFO_FILE))} of {workload['windows']['hours']} h"
         fails = f"fails every {failures['mtbf_hours']} h on average" if failures else "never fails"
         jobs = read_jobs(FOLDER / "jobs" / f"{case.jobs}.parquet").windows if case.ships else {}
-        asked = {name: Counter(job.requested_gpus for job in window) for name, window in jobs.items()}
+        asked = {window: Counter(job.requested_gpus for job in submitted) for window, submitted in jobs.items()}
         sizes, counts = sorted(set().union(*asked.values())), [len(window) for window in jobs.values()]
-        rows = [[name, str(count.total()), *(str(count[size]) for size in sizes)] for name, count in asked.items()]
+        rows = [[row, str(count.total()), *(str(count[size]) for size in sizes)] for row, count in asked.items()]
         divided = "".join(division(one, entries) for one in own if one)
         what = next(text for name, text in JOBS.items() if case.id.startswith(name)).format(**workload)
-        pages[f"cases/{case.id}"] = (
-            f"# {case.id}\n\n{what}, at load {workload['load']}. The cluster has {cluster}. A node {fails}. Test "
+        pages[f"cases/{name}"] = (
+            f"# {name}\n\n{what}, at load {workload['load']}. The cluster has {cluster}. A node {fails}. Test "
             f"windows: {windows}. [All cases](README.md).\n{divided}\n## Jobs\n"
             + (table(["window", "jobs", *(f"ask for {size}" for size in sizes)], *rows) if rows else NOT_SHIPPED)
         )
         best = [" ".join(scores_of(one, entries)[0]) if one and scores_of(one, entries) else "" for one in own]
         span = f"{min(counts)} to {max(counts)}" if counts else "not shipped"
-        listed.append([f"[{case.id}]({case.id}.md)", str(workload["load"]), cluster, windows, span, *best])
+        listed.append([f"[{name}]({name}.md)", str(workload["load"]), cluster, windows, span, *best])
     return pages | {"cases/README": CASES + table(*listed)}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.bench.leaderboard import Entry, entries_of
-from rlpto.bench.suite import REALISTIC, cases
+from rlpto.bench.suite import cases
 from rlpto.policies.registry import own_policies
 
 from .service.web.test_browser import CHROMIUM, FLAGS, needs_browser
@@ -33,7 +33,7 @@ def entries() -> dict[str, list[Entry]]:
 def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(entries: dict[str, list[Entry]]) -> None:
     pages = site.case_pages(entries)
     for case in cases():
-        page = pages[f"cases/{case.id.removesuffix('-exact').removesuffix('-history')}"]
+        page = pages[f"cases/{case.name}"]
         assert f"`{case.id}`, digest `{case.digest}`" in page
         named = f"rlpto.bench:rlpto/Bench-{case.id}-v1"
         assert f"`{named}`" in page
@@ -50,7 +50,7 @@ def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(entries: dict[
     assert (
         len(re.findall(r"^\| \[", pages["cases/README"], re.MULTILINE))
         == len(pages) - 1
-        == sum(case.division == REALISTIC for case in cases())
+        == len({case.name for case in cases()})
     )
 
 

@@ -12,7 +12,7 @@ from rlpto.agents.archive import FORMATS, deciding
 from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, runnable
-from rlpto.bench.suite import EXACT, HISTORY, REALISTIC, VERSION, cases
+from rlpto.bench.suite import EXACT, HISTORY, REALISTIC, TRANSFER, VERSION, cases
 from rlpto.evaluation.plots import COLOURS, INK, empty_figure, png
 from rlpto.io.archive import read_archive
 from rlpto.io.errors import ConfigError, RlptoError
@@ -23,12 +23,14 @@ from rlpto.policies.registry import make_policy
 HEADINGS = {
     REALISTIC: "What a real scheduler knows",
     HISTORY: "What a scheduler with history knows",
+    TRANSFER: "Clusters that nothing was tuned on",
     EXACT: "An oracle's knowledge",
 }
 ABOUT = {
     REALISTIC: "Speeds that jobs have shown, shared among jobs of a model; lengths of finished jobs of the same user.",
     HISTORY: "The same, and lengths of all jobs of the trace that had finished before the window. Users, with their "
     "models, last for the whole trace.",
+    TRANSFER: "As with history, on other clusters of Microsoft's, on which no policy may be trained or tuned.",
     EXACT: "True speeds and true remaining work.",
 }
 

@@ -28,25 +28,31 @@ VERSION = 1
 """Version of the suite, which is part of the ids of its environments."""
 BUILT = Path("runs/bench/jobs")
 """Folder, in the working directory, in which the jobs of cases that do not ship are built."""
-DIVISIONS = REALISTIC, HISTORY, EXACT = "realistic", "history", "exact"
-"""Knowledge of policies: of a real scheduler, of one that has the jobs before the window too, and of an oracle."""
+DIVISIONS = REALISTIC, HISTORY, TRANSFER, EXACT = "realistic", "history", "transfer", "exact"
+"""Knowledge of policies: of a real scheduler, of one that has the jobs before the window too, the same on clusters that
+no policy was tuned on, and of an oracle."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One case.
 
-    id: for example microsoft04-0.9 or microsoft04-0.9-exact. jobs: name of its file of jobs. division: knowledge of
-    policies. settings: keys of the configuration that draws such jobs, `workload` included. ships: whether the file of
-    jobs comes with RLPTO. counts: whether the case counts for the score of its division.
+    name: the same in all divisions. jobs: name of its file of jobs. division: knowledge of policies. settings: keys of
+    the configuration that draws such jobs, `workload` included. ships: whether the file of jobs comes with RLPTO.
+    counts: whether the case counts for the score of its division.
     """
 
-    id: str
+    name: str
     jobs: str
     division: str
     settings: Mapping[str, Any]
     ships: bool
     counts: bool
+
+    @property
+    def id(self) -> str:
+        """Name with the division, for example microsoft04-0.9 (realistic) or microsoft04-0.9-exact."""
+        return self.name if self.division == REALISTIC else f"{self.name}-{self.division}"
 
     @property
     def digest(self) -> str:
@@ -101,11 +107,6 @@ class Case:
         return _config({**self.settings, "workload": {"source": "frozen", "path": str(path)}})
 
 
-def id_of(name: str, division: str) -> str:
-    """The id of a case in a division. name: its id in the realistic one."""
-    return name if division == REALISTIC else f"{name}-{division}"
-
-
 def case_ids() -> list[str]:
     """Names of all cases, realistic ones first."""
     return [case.id for case in cases()]
@@ -129,22 +130,27 @@ def cases() -> tuple[Case, ...]:
         config = yaml.safe_load((FOLDER.parent / "configs" / f"{name}.yaml").read_text(encoding="utf-8"))
         settings = {key: config[key] for key in ("seed", "cluster", "workload", "profiles")}
         drawn[name] = (name, _merged(_merged(common, settings), own), True)
-    lasting = {
+    lasting: dict[str, tuple[str, Any, bool]] = {
         name: (f"{jobs}-{HISTORY}", _merged(settings, suite["lasting"]), ships)
         for name, (jobs, settings, ships) in drawn.items()
         if ships and name not in suite["apart"]
     }
+    transfer = dict[str, tuple[str, Any, bool]]()
+    for source, settings in suite["transfer"].items():
+        name = f"{source}-{settings['workload']['load']}"
+        transfer[name] = (f"{name}-{TRANSFER}", _merged(_merged(common, settings), suite["lasting"]), True)
+    found = {REALISTIC: drawn, HISTORY: lasting, TRANSFER: transfer, EXACT: drawn}
     return tuple(
         Case(
-            id_of(name, division),
+            name,
             jobs,
             division,
             {**settings, "knowledge": suite["knowledge"][division]},
             ships,
             ships and name not in suite["apart"],
         )
-        for division in DIVISIONS
-        for name, (jobs, settings, ships) in (lasting if division == HISTORY else drawn).items()
+        for division, cases_of in found.items()
+        for name, (jobs, settings, ships) in cases_of.items()
     )
 
 

@@ -55,7 +55,8 @@ def run(
         list[str] | None,
         typer.Option(
             "--case",
-            help="A case, or a division: realistic, history, exact; may be repeated. All that count by default.",
+            help="A case, or a division: realistic, history, transfer, exact; may be repeated. Default: all that "
+            "count.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name on the leaderboard; that of the policy if not given.")] = None,
