@@ -28,6 +28,8 @@ from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
 
 POLICIES = ("fifo", "elastic_fifo", "index")
+CASES = (*((policy, "declared") for policy in POLICIES), ("fifo", "learnt"))
+"""Policies, with what is known of lengths, whose intervals are checked."""
 NODES = [{"count": 4, "gpus": 4}]
 HOUR_S = 3600.0
 PROGRAMS = 3
@@ -89,8 +91,13 @@ class LawBackend(VirtualBackend):
 
 
 @contextmanager
-def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualService, np.random.Generator]]:
-    """A service whose programs have speeds drawn by the seed, and a generator for other draws. look_every [s]."""
+def world(
+    policy: str, seed: int, look_every: float, remaining: str = "declared"
+) -> Iterator[tuple[VirtualService, np.random.Generator]]:
+    """A service whose programs have speeds drawn by the seed, and a generator for other draws. look_every [s].
+
+    remaining: what is known of lengths.
+    """
     rng = np.random.default_rng(seed)
     names = [f"program_{number}" for number in range(PROGRAMS)]
     paces = rng.uniform(0.5, 2.0, PROGRAMS)
@@ -100,7 +107,9 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
     speeds = dict(zip(classes, alone.tolist(), strict=True))
     same = {"epochs": 50, "samples": STEPS * BATCH, "batch_size": BATCH}
     tasks = [{"training": one, "pace": pace, **same} for one, pace in zip(classes, paces.tolist(), strict=True)]
-    setup = config(60.0, cluster={"nodes": NODES}, forecast={"mode": "on"}, seed=seed)
+    setup = config(
+        60.0, cluster={"nodes": NODES}, forecast={"mode": "on"}, knowledge={"remaining": remaining}, seed=seed
+    )
     with tempfile.TemporaryDirectory() as folder:
         service = VirtualService(
             Path(folder),
@@ -165,13 +174,13 @@ def errors_alone(policy: str, seed: int) -> list[float]:
         return [error / left for error, left in late if left > 60.0]
 
 
-def covered(policy: str, seed: int) -> list[tuple[bool, float, bool | None]]:
+def covered(policy: str, remaining: str, seed: int) -> list[tuple[bool, float, bool | None]]:
     """For every job present after some hours: whether its finish lies in its interval, the interval's width relative to
     the time to the finish, and whether its start lies in its interval (None if it had started).
 
-    Later arrivals are drawn from the forecaster.
+    Later arrivals are drawn from the forecaster. remaining: what is known of lengths.
     """
-    with world(policy, seed, HISTORY_H * HOUR_S) as (service, rng):
+    with world(policy, seed, HISTORY_H * HOUR_S, remaining) as (service, rng):
         until = service.now() + HISTORY_H * HOUR_S
         service.backend.acts = poisson(rng, service.now(), HISTORY_H)
         service.run(lambda: service.now() >= until)
@@ -213,29 +222,36 @@ def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
 
 
 def predictions_made() -> Found:
-    """Errors without arrivals, and coverage with them, for some policies."""
+    """Errors without arrivals, and coverage with them, for some policies; for one also if lengths are learnt."""
     checks: list[Check] = []
     facts: dict[str, object] = {}
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
         alone = {policy: pool.map(partial(errors_alone, policy), range(ALONE_RUNS)) for policy in POLICIES}
-        among = {policy: pool.map(partial(covered, policy), range(RUNS)) for policy in POLICIES}
-        for policy in POLICIES:
-            errors = [error for run in alone[policy] for error in run]
-            found = [one for run in among[policy] for one in run]
+        among = {case: pool.map(partial(covered, *case), range(RUNS)) for case in CASES}
+        for (policy, remaining), runs in among.items():
+            found = [one for run in runs for one in run]
             share = 100 * float(np.mean([inside for inside, _, _ in found]))
             starts = [start for _, _, start in found if start is not None]
-            middle, widths = 100 * float(np.median(errors)), [width for _, width, _ in found]
+            widths, said = [width for _, width, _ in found], f"{policy}, lengths {remaining}"
             checks += [
-                Check(f"{policy}: median error of a finish, no later arrivals", middle, "%", 100 * MOST_ERROR, False),
-                Check(f"{policy}: finishes within their 80 % interval", share, "%", 100 * COVERAGE[0], True),
-                Check(f"{policy}: the same, not too many", share, "%", 100 * COVERAGE[1], False),
+                Check(f"{said}: finishes within their 80 % interval", share, "%", 100 * COVERAGE[0], True),
+                Check(f"{said}: the same, not too many", share, "%", 100 * COVERAGE[1], False),
             ]
-            facts[policy] = {
-                "finishes predicted, no later arrivals": len(errors),
-                "90 % of errors at most [%]": round(100 * float(np.quantile(errors, 0.9)), 1),
+            facts[said] = {
                 "finishes predicted, with later arrivals": len(found),
                 "starts within their interval [%]": round(100 * float(np.mean(starts)), 1),
                 "width of the interval by the time left, median": round(float(np.median(widths)), 2),
-            }  # fmt: skip
-            print(f"{policy}: {facts[policy]} {[round(check.value, 1) for check in checks[-3:]]}", file=sys.stderr)
+            }
+            print(f"{said}: {facts[said]} {[round(check.value, 1) for check in checks[-2:]]}", file=sys.stderr)
+        for policy, every in alone.items():
+            errors = [error for run in every for error in run]
+            middle = 100 * float(np.median(errors))
+            checks.append(
+                Check(f"{policy}: median error of a finish, no later arrivals", middle, "%", 100 * MOST_ERROR, False)
+            )
+            facts[policy] = {
+                "finishes predicted, no later arrivals": len(errors),
+                "90 % of errors at most [%]": round(100 * float(np.quantile(errors, 0.9)), 1),
+            }
+            print(f"{policy}: {facts[policy]} {middle:.1f}", file=sys.stderr)
     return checks, facts

@@ -65,6 +65,9 @@ class RemainingEstimates(Protocol):
     def known(self, index: IntArray) -> BoolArray:
         """[n] True where the estimate is more than a guess."""
 
+    def drawn(self, index: IntArray, rng: np.random.Generator, /) -> FloatArray:
+        """[n] remaining epochs of these jobs in a possible future."""
+
 
 class _RemainingShown:
     """Copy of `RemainingEstimates` for the jobs numbered `index` [n]."""
@@ -79,6 +82,9 @@ class _RemainingShown:
 
     def known(self, index: IntArray) -> BoolArray:
         return self._known[index]
+
+    def drawn(self, index: IntArray, _: np.random.Generator, /) -> FloatArray:
+        return self._left[index]
 
 
 class JobTable:
@@ -178,6 +184,10 @@ class JobTable:
     def remaining_known(self) -> BoolArray:
         """[n] True for jobs whose `remaining` was declared or learnt from other jobs; False where it is a guess."""
         return np.ones(len(self.index), dtype=bool) if self._left is None else self._left.known(self._rows)
+
+    def drawn_remaining(self, count: int, rng: np.random.Generator) -> FloatArray | None:
+        """[count, n] remaining epochs in possible futures; None if they are declared."""
+        return None if self._left is None else np.stack([self._left.drawn(self._rows, rng) for _ in range(count)])
 
     @property
     def metric(self) -> IntArray:

@@ -68,6 +68,19 @@ def longer_jobs(
 
     Also returns between which values of `progress`, the first included, this holds.
     """
+    first, end = group_at(history, window, job_type, by_user, user)
+    if first == end:
+        return 0, 0.0, -np.inf, np.inf
+    at = first + np.searchsorted(history.epochs[first:end], progress, side="right")
+    shorter = history.epochs[at - 1] if at > first else -np.inf
+    if at == end:
+        return 0, 0.0, shorter, np.inf
+    return int(end - at), history.longer[at], shorter, history.epochs[at]
+
+
+@kernel()
+def group_at(history: History, window: int, job_type: int, by_user: int, user: int) -> tuple[int, int]:
+    """First index of a group in `epochs`, and the index after its last; 0, 0 if there is no such group."""
     low, high = 0, len(history.groups)
     while low < high:
         middle = (low + high) // 2
@@ -85,12 +98,8 @@ def longer_jobs(
         else:
             high = middle
     if low == len(history.groups):
-        return 0, 0.0, -np.inf, np.inf
+        return 0, 0
     group = history.groups[low]
     if group.window != window or group.type != job_type or group.by_user != by_user or group.user != user:
-        return 0, 0.0, -np.inf, np.inf
-    at = group.first + np.searchsorted(history.epochs[group.first : group.end], progress, side="right")
-    shorter = history.epochs[at - 1] if at > group.first else -np.inf
-    if at == group.end:
-        return 0, 0.0, shorter, np.inf
-    return group.end - at, history.longer[at], shorter, history.epochs[at]
+        return 0, 0
+    return group.first, group.end

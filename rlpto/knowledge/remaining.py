@@ -18,7 +18,7 @@ import numpy as np
 from rlpto.core.job_store import JobStore
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel
-from rlpto.knowledge.history import NO_HISTORY, History, longer_jobs
+from rlpto.knowledge.history import NO_HISTORY, History, group_at, longer_jobs
 from rlpto.knowledge.prior import others_than
 from rlpto.performance.tables import SpeedTables
 
@@ -29,6 +29,8 @@ LEAST_EPOCHS = 1.0
 """Least estimated remaining epochs of a job of unknown length."""
 LEAST_GAIN = 1e-4
 """Lower bound of gains in accuracy, and of the recent share of the whole gain."""
+LEAST_DONE = 0.02
+"""Least part of its training that a job has done in a possible future."""
 OF_ALL = 1.0
 """Weight of the mean length of all users' jobs, as a number of jobs of the user, where there is a history."""
 SPREAD = 1.0
@@ -72,28 +74,56 @@ class RemainingWork:
 
     def __call__(self, index: IntArray) -> FloatArray:
         """[n] remaining epochs of jobs number `index` [n]."""
-        progress = self._store.progress[index]
         if self._how == "declared":
-            return self._store.epochs[index] - progress
-        times = self._by_curve(index) if self._how in ("curve", "learnt_or_curve") else self._tail
-        left = np.maximum(times * progress, LEAST_EPOCHS)
-        learnt = self._learnt(index)
-        return np.where(np.isnan(learnt), left, learnt)
+            return self._store.epochs[index] - self._store.progress[index]
+        learnt, guessed = self._learnt(index), self._guessed(index)
+        return np.where(np.isnan(learnt), guessed, learnt)
+
+    def drawn(self, index: IntArray, rng: np.random.Generator) -> FloatArray:
+        """[n] remaining epochs of jobs number `index` [n] in a possible future.
+
+        Each is drawn from the finished jobs whose mean is learnt, or else from the distribution whose quantile is
+        guessed. Declared ones are certain.
+        """
+        if self._how == "declared":
+            return self(index)
+        quantile = rng.uniform(LEAST_DONE, 1.0, len(index))
+        left = self._guessed(index, quantile)
+        for i, job in enumerate(self._store.records[index]) if self._how in LEARNING else ():
+            lengths, chances = self._longer(job)
+            if len(lengths):
+                at = np.searchsorted(np.cumsum(chances), rng.random(), side="right")
+                longest = lengths.max() / quantile[i]  # as for a job of unknown length that has come that far
+                left[i] = (lengths[at] if at < len(lengths) else longest) - job["progress"]
+        return left
 
     def known(self, index: IntArray) -> BoolArray:
         """[n] True where the remaining work of jobs number `index` [n] is declared or learnt, not guessed."""
         return np.full(len(index), self._how == "declared") | ~np.isnan(self._learnt(index))
 
-    def _by_curve(self, index: IntArray) -> FloatArray:
-        """[n] remaining epochs, in multiples of the epochs done, by the accuracy of jobs so far."""
+    def _guessed(self, index: IntArray, quantile: FloatArray | None = None) -> FloatArray:
+        """[n] remaining epochs by progress alone, or by the curve.
+
+        quantile: [n] of the part of its training that a job has done. Default: that of the estimate, 1 / (1 + tail).
+        """
+        part = np.full(len(index), 1 / (1 + self._tail)) if quantile is None else quantile
+        if self._how in ("curve", "learnt_or_curve"):
+            part = self._by_curve(index, part)
+            times = (1 - part) / part
+        else:
+            times = np.full(len(index), self._tail) if quantile is None else (1 - part) / part
+        return np.maximum(times * self._store.progress[index], LEAST_EPOCHS)
+
+    def _by_curve(self, index: IntArray, quantile: FloatArray) -> FloatArray:
+        """[n] quantiles of the part of its training that each job has done, by its accuracy so far."""
         progress = self._store.progress[index]
         start, half, now = (self._accuracy_at(index, part * progress) for part in (0.0, 0.5, 1.0))
         models, gains = self._models[self._store.type_index[index]], recent_gain(start, half, now)
         done = np.empty(len(index))
         for model in np.unique(models):
             rows = models == model
-            done[rows] = parts_done(str(model), gains[rows], 1 / (1 + self._tail))
-        return (1 - done) / done
+            done[rows] = parts_done(str(model), gains[rows], quantile[rows])
+        return done
 
     def _learnt(self, index: IntArray) -> FloatArray:
         """[n] remaining epochs learnt from finished jobs; NaN where there are none, or nothing is learnt."""
@@ -101,6 +131,23 @@ class RemainingWork:
         if self._how in LEARNING:
             fill_learnt(self._store.records, self._pooled, self._history, index, left)
         return left
+
+    def _longer(self, job: Any) -> tuple[FloatArray, FloatArray]:
+        """Possible lengths [epochs] of a job [JOB], those of finished jobs beyond its progress, and their chances.
+
+        They come from the jobs of `learnt_epochs`. What the chances of the user's lack to 1 goes to those of all users.
+        """
+        jobs, job_type, done = self._store.records, self._pooled[job["type_index"]], job["progress"]
+        like = jobs[self._pooled[jobs["type_index"]] == job_type]
+        possible, chances, left = np.zeros(0), np.zeros(0), 1.0
+        for by_user, user, mine in ((1, job["user"], like[like["user"] == job["user"]]), (0, 0, like)):
+            over = np.isfinite(mine["finish_time"])
+            past = self._history.epochs[slice(*group_at(self._history, 0, job_type, by_user, user))]
+            lengths = np.sort(np.append(past, mine["progress"][over]))
+            lengths = lengths[lengths > done]
+            chances = np.append(chances, left * ending_at(lengths, mine["progress"][~over]))
+            possible, left = np.append(possible, lengths), 1 - chances.sum()
+        return possible, chances
 
 
 @kernel()
@@ -150,6 +197,17 @@ def learnt_epochs(
     return (of_all / count if count else np.nan), low, high
 
 
+def ending_at(lengths: FloatArray, active: FloatArray) -> FloatArray:
+    """[L] chances that a job has one of the lengths [L], ascending, of finished jobs.
+
+    active: lengths so far of jobs that have not finished. One more job, of unknown length, counts as longer than all:
+    what the chances lack to 1 is its own. Source: Kaplan, Meier, J. Am. Stat. Assoc. 53, 1958.
+    """
+    longer = len(lengths) - np.arange(len(lengths)) + len(active) - np.searchsorted(np.sort(active), lengths)
+    ends = 1 / (longer + 1)
+    return np.asarray(ends * np.cumprod(np.append(1.0, 1 - ends))[:-1])
+
+
 def recent_gain(start: FloatArray, half: FloatArray, now: FloatArray) -> FloatArray:
     """Logarithm of the gain in accuracy since half of the epochs, as a share of the whole gain; any shape.
 
@@ -161,16 +219,18 @@ def recent_gain(start: FloatArray, half: FloatArray, now: FloatArray) -> FloatAr
     return np.asarray(np.log(np.clip(share, LEAST_GAIN, 1.0)))
 
 
-def parts_done(model: str, gain: FloatArray, quantile: float) -> FloatArray:
+def parts_done(model: str, gain: FloatArray, quantile: FloatArray) -> FloatArray:
     """[n] estimated part of its training that each job of a model has done, by other models' curves.
 
-    gain: [n] `recent_gain`, NaN if not known. quantile: of the distribution of that part; low quantiles mean more
+    gain: [n] `recent_gain`, NaN if not known. quantile: [n] of the distribution of that part; low quantiles mean more
     remaining work.
     """
     error = np.nan_to_num((gain[:, None, None] - _gains_without(model)) / SPREAD)
     weight = np.exp(-0.5 * np.minimum(error**2, 50.0)).sum(axis=1)
     below = np.cumsum(weight, axis=1)
-    return np.array([np.interp(quantile * row[-1], np.append(0.0, row), _EDGES) for row in below])
+    return np.array(
+        [np.interp(part * row[-1], np.append(0.0, row), _EDGES) for part, row in zip(quantile, below, strict=True)]
+    )
 
 
 @cache

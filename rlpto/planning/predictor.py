@@ -127,12 +127,16 @@ def _run_forward(
 
 @dataclass(frozen=True)
 class Sampled:
-    """Futures of the n jobs of a snapshot. count: number of futures. jobs: returns the arrivals of a future, by its
-    number. spread: [n] standard deviations of the logarithms of programs' speeds."""
+    """F futures of the n jobs of a snapshot.
+
+    jobs: returns the arrivals of a future, by its number. spread: [n] standard deviations of the logarithms of the
+    programs' speeds. remaining: [F, n] epochs that are left of the jobs, or None if they are declared.
+    """
 
     count: int
     jobs: Callable[[int], Sequence[Job]]
     spread: FloatArray
+    remaining: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -315,6 +319,8 @@ def run_in(
     factor = np.exp(sampled.spread * common + OWN * rng.standard_normal(count))
     columns = snapshot.columns.take(np.arange(count))
     columns.scale[:] *= factor
+    if sampled.remaining is not None:
+        columns.epochs[:] = columns.stop_epoch[:] = columns.progress + sampled.remaining[one]
     scratch = replace(snapshot, columns=columns).restore(settings)
     scratch.append(sampled.jobs(one))
     return _run_forward(snapshot, scratch, policy, queue, MOST_POINTS)

@@ -7,11 +7,13 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
 from rlpto.knowledge.estimates import ChoiceRule, ThroughputFit, choose, efficiency_seen
 from rlpto.knowledge.online_fit import fit_observed
-from rlpto.knowledge.remaining import RemainingKnowledge, parts_done
+from rlpto.knowledge.remaining import RemainingKnowledge, ending_at, parts_done
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.profiles import builtin_profiles
@@ -133,6 +135,39 @@ def test_what_is_declared_or_learnt_is_known_and_what_is_guessed_is_not() -> Non
     }
 
 
+def test_possible_lengths_are_those_of_finished_jobs_and_longer_ones() -> None:
+    """Jobs of 1 to 4 epochs have finished; one has trained for 1.5, and one for 2.5, so that fewer end at 2."""
+    store = JobStore.from_jobs([job(i, epochs=90.0, user="ann") for i in range(6)], linear_tables())
+    store.finish_time[:4], store.progress[:] = 50.0, [1.0, 2.0, 3.0, 4.0, 1.5, 2.5]
+    rng, work = np.random.default_rng(0), remaining_work("learnt", store, linear_tables())
+    lengths = 1.5 + np.concatenate([work.drawn(np.array([4]), rng) for _ in range(6000)])
+    shares = [np.mean(np.isclose(lengths, length)) for length in (2.0, 3.0, 4.0)]
+    once = np.array([1 / 5, 4 / 15, 4 / 15])  # by Kaplan and Meier, with one more job that is longer than all
+    np.testing.assert_allclose(shares, once * (2 - once.sum()), atol=0.02)
+    assert (lengths > 4.0).mean() == pytest.approx(1 - sum(shares))
+    assert remaining_work("declared", store, linear_tables()).drawn(np.array([4]), rng).tolist() == [88.5]
+
+
+def test_a_job_of_unknown_length_trains_for_twice_as_long_in_half_of_the_futures() -> None:
+    store = JobStore.from_jobs([job(0, epochs=90.0)], linear_tables())
+    store.progress[0] = 6.0
+    rng = np.random.default_rng(0)
+    for how in ("unknown", "learnt"):  # none has finished
+        left = np.concatenate(
+            [remaining_work(how, store, linear_tables()).drawn(np.array([0]), rng) for _ in range(4000)]
+        )
+        assert (left > 6.0).mean() == pytest.approx(0.5, abs=0.03)
+
+
+@given(st.lists(st.floats(0.1, 9.0), max_size=8), st.lists(st.floats(0.1, 9.0), max_size=8))
+def test_chances_of_lengths_leave_one_for_a_longer_job(finished: list[float], active: list[float]) -> None:
+    lengths = np.sort(np.array(finished))
+    chances = ending_at(lengths, np.array(active))
+    assert (chances > 0).all()
+    assert 0 < 1 - chances.sum() <= 1
+    np.testing.assert_allclose(ending_at(lengths, np.zeros(0)), 1 / (len(lengths) + 1))
+
+
 EPOCHS = builtin_profiles()["deepspeech2"].epochs
 
 
@@ -145,7 +180,7 @@ def left_after(progress: float, how: str) -> float:
 
 @pytest.mark.parametrize("model", sorted(builtin_profiles()))
 def test_a_curve_that_says_nothing_leaves_the_rule_of_unknown_work(model: str) -> None:
-    assert parts_done(model, np.array([np.nan]), 1 / 3) == pytest.approx(1 / 3)
+    assert parts_done(model, np.array([np.nan]), np.array([1 / 3])) == pytest.approx(1 / 3)
     assert left_after(0.0, "curve") == left_after(0.0, "unknown") == 1.0
 
 

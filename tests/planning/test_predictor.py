@@ -4,15 +4,17 @@ import sys
 from concurrent.futures import wait
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.errors import ConfigError
-from rlpto.planning.predictor import Predictions, Predictor, SentPolicy
+from rlpto.planning.predictor import Predictions, Predictor, Sampled, SentPolicy, look_ahead
+from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import make_cluster, random_jobs, random_tables
+from ..builders import job, linear_tables, make_cluster, random_jobs, random_tables
 
 MINE = """
 from rlpto.policies.rigid import Srtf
@@ -46,6 +48,26 @@ def test_another_process_predicts_under_a_policy_of_a_file(mine: Path) -> None:
     assert said == []
     assert made[0].finish.tolist() == made[1].finish.tolist()
     assert made[2].policy.startswith("fifo>3600:")
+
+
+def test_lengths_that_are_not_known_widen_the_interval() -> None:
+    """One job alone, of 1 to 19 epochs in its futures: its interval is from the 2nd to the 18th."""
+    cluster = make_cluster([job(0, epochs=10.0)], linear_tables(), [4])
+    cluster.advance()
+    snapshot = take_snapshot(cluster, Queue(QueueSettings()).order(cluster.state()))
+    epochs = np.arange(1.0, 20.0)
+    bounds = [
+        look_ahead(snapshot, make_policy("fifo"), QueueSettings(), SimulatorSettings(), futures)
+        for left in (None, epochs[:, None])
+        for futures in [Sampled(19, lambda _: (), np.zeros(1), left)]
+    ]
+    (found, known), (same, unknown) = bounds
+    assert known is not None
+    assert unknown is not None
+    assert found.finish == same.finish
+    late = found.finish[0] - found.start[0]
+    np.testing.assert_allclose(known[1, :, 0] - found.start[0], late, rtol=0.1)
+    np.testing.assert_allclose(unknown[1, :, 0] - found.start[0], [late * 0.2, late * 1.8], rtol=0.1)
 
 
 def test_a_file_that_has_changed_since_is_named(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,10 @@ class EligibleDecisions:
         def sampled(snapshot: Snapshot) -> Sampled:
             measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
             found = as_estimated(snapshot.tables.types, futures, jobs, state.jobs.store.estimated_type)
-            return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED))
+            remaining = state.jobs.drawn_remaining(len(found.arrivals), np.random.default_rng(int(state.time)))
+            if remaining is not None:
+                remaining = remaining[:, np.argsort(state.jobs.index)]
+            return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED), remaining)
 
         return sampled
 
