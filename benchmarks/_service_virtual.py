@@ -28,7 +28,7 @@ from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
 
 POLICIES = ("fifo", "elastic_fifo", "index")
-CASES = (*((policy, "declared") for policy in POLICIES), ("fifo", "learnt"))
+CASES = (*((policy, "declared") for policy in POLICIES), ("fifo", "learnt"), ("index", "learnt"))
 """Policies, with what is known of lengths, whose intervals are checked."""
 NODES = [{"count": 4, "gpus": 4}]
 HOUR_S = 3600.0
@@ -222,7 +222,7 @@ def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
 
 
 def predictions_made() -> Found:
-    """Errors without arrivals, and coverage with them, for some policies; for one also if lengths are learnt."""
+    """Errors without arrivals, and coverage with them, for some policies; for two also if lengths are learnt."""
     checks: list[Check] = []
     facts: dict[str, object] = {}
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
