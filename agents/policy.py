@@ -57,10 +57,10 @@ class PretrainedOptions(Settings):
 
 
 class Agent:
-    """A trained agent: an index with fixed weights, or one whose weights a network sets by state."""
+    """A trained agent: the index policy, with fixed weights or with weights that a network sets at each decision."""
 
     summary = "trained agent that steers the index, elastic"
-    source = "this project; learnt from whole windows by evolution, or by PPO (Schulman et al. 2017)"
+    source = "this project; PPO (Schulman et al. 2017) on whole windows or single decisions, or evolution"
     Options: type[Settings] = AgentOptions
     COMPLETE = False
 
@@ -87,12 +87,12 @@ class Agent:
 
     @property
     def weight_steps(self) -> dict[str, float]:
-        """The valid action, in steps of each index weight; empty before the first decision."""
+        """Return the agent's latest action by index weight. Empty before the first decision and for fixed weights."""
         action = np.zeros(0) if self._decides is None else self._decides.action
         return dict(zip(WEIGHT_NAMES, map(float, action.reshape(-1)), strict=False))
 
     def reset(self, seed: int) -> None:
-        """Forget the valid action. Nothing is random."""
+        """Forget the latest action. The agent is deterministic, so the seed is not used."""
         del seed
         if self._decides is not None:
             self._decides.reset()
@@ -131,7 +131,7 @@ def shown_label(spec: str) -> str:
 
 
 def _not_trained(spec: PolicySpec) -> bool:
-    """True for an agent whose file holds the heuristic it starts from."""
+    """Whether a spec names an agent that has not been trained: it still acts as its start heuristic."""
     if spec.name not in ("agent", "pretrained"):
         return False
     options = {Pretrained.POSITIONAL if key == UNNAMED else key: value for key, value in spec.options.items()}

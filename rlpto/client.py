@@ -313,7 +313,7 @@ class Client:
 def note_service(address: str, token_file: Path) -> None:
     """Record a service started by this process; clients on this machine then find its address and token."""
     others = {known: noted for known, noted in _noted().items() if known != address}
-    noted = others | {address: (str(token_file.absolute()), os.getpid())}
+    noted = others | {address: (str(token_file.absolute()), os.getpid(), _started(os.getpid()))}
     write_text(_note(), json.dumps(noted), "the note of a service")
 
 
@@ -322,17 +322,17 @@ def service_is_known() -> bool:
     return bool(os.environ.get(ADDRESS_VARIABLE) or _noted())
 
 
-def _noted() -> dict[str, tuple[str, int]]:
-    """Return token file and process of each service started on this machine, by address, newest last.
+def _noted() -> dict[str, tuple[str, int, str]]:
+    """Return token file, process and its start of each service started on this machine, by address, newest last.
 
     Ended services are left out; if all have ended, only the newest is returned.
     """
     try:
         noted = json.loads(_note().read_text(encoding="utf-8"))
-        found = {address: (str(file), int(process)) for address, (file, process) in noted.items()}
+        found = {address: (str(file), int(process), str(start)) for address, (file, process, start) in noted.items()}
     except (ConfigError, OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-    alive = {address: one for address, one in found.items() if Path(f"/proc/{one[1]}").exists()}
+    alive = {address: one for address, one in found.items() if _started(one[1]) == one[2]}
     return alive or dict([*found.items()][-1:])
 
 
@@ -340,13 +340,24 @@ def _note() -> Path:
     return state_folder() / "services.json"
 
 
-def _token_of(noted: Mapping[str, tuple[str, int]], address: str) -> str:
+def _started(process: int) -> str:
+    """The start of a process, which tells it from a later one with the same number; empty if there is none."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        after_name = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        return f"{boot} {int(after_name[19])}"
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def _token_of(noted: Mapping[str, tuple[str, int, str]], address: str) -> str:
     """Return the token of a recorded service. It is empty for any other address, because a token is sent nowhere else,
     and if the service has ended, because another program may listen there now."""
     try:
-        if not Path(f"/proc/{noted[address][1]}").exists():
+        file, process, start = noted[address]
+        if not start or _started(process) != start:
             return ""
-        return Path(noted[address][0]).read_text(encoding="ascii").strip()
+        return Path(file).read_text(encoding="ascii").strip()
     except (KeyError, OSError, ValueError):
         return ""
 

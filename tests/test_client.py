@@ -191,7 +191,7 @@ class TestClient:
         assert asked in done.stderr
         assert "asking" not in CliRunner().invoke(make_app("jobs"), ["jobs", "--service", running.web.address]).stderr
         noted = json.loads((tmp_path / "rlpto" / "services.json").read_text())
-        noted["http://127.0.0.1:9"][1] = 2**22 + 1  # no process has this number
+        noted["http://127.0.0.1:9"][2] += "0"  # the number of its process belongs to another one now
         (tmp_path / "rlpto" / "services.json").write_text(json.dumps(noted))
         assert "asking" not in CliRunner().invoke(make_app("jobs"), ["jobs"]).stderr, "the other has ended"
 
@@ -204,9 +204,12 @@ class TestClient:
         (tmp_path / "token").write_text("rlpto_secret\n")
         note_service("http://127.0.0.1:9", tmp_path / "token")
         note = tmp_path / "rlpto" / "services.json"
-        note.write_text(json.dumps({"http://127.0.0.1:9": [str(tmp_path / "token"), 2**22 + 1]}))
-        with pytest.raises(ServiceError, match=r"the service at http://127\.0\.0\.1:9 has ended"):
-            Client()
+        (address, (token, process, start)) = next(iter(json.loads(note.read_text()).items()))
+        assert Client()._http.headers["Authorization"] == "Bearer rlpto_secret"
+        for ended in ([token, 2**22 + 1, start], [token, process, f"{start}0"]):  # no process, and a later one
+            note.write_text(json.dumps({address: ended}))
+            with pytest.raises(ServiceError, match=r"the service at http://127\.0\.0\.1:9 has ended"):
+                Client()
 
 
 class TestCommand:

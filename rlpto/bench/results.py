@@ -216,7 +216,7 @@ class Scores:
         found = {}
         for case in self.cases:
             mine = [row for row in self._rows if row.case == case]
-            windows = list(dict.fromkeys(row.window for row in mine))
+            windows = sorted({row.window for row in mine})  # resamples of all submissions draw the same ones by number
             policies = list(dict.fromkeys(row.policy for row in mine))
             at = {row.place: row for row in mine}
             table = [[at[case, policy, window] for window in windows] for policy in policies]

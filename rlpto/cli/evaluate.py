@@ -261,7 +261,7 @@ def comparison_table(runs: Sequence[FinishedRun]) -> Table:
     having = {policy: mine["run"].unique() for policy, mine in cells.groupby("policy", sort=False)}
     bases = {names[0] for names in having.values() if len(names) > 1}
     first = bases.pop() if len(bases) == 1 else "the first run that has the policy"
-    caption = f"means over {len(runs[0].places)} cells; differences from {first}, cell by cell [95%]"
+    caption = f"means over {len(runs[0].windows_and_seeds)} cells; differences from {first}, cell by cell [95%]"
     table = make_policy_table("Policies by run", escape(caption))
     table.add_column("run", overflow="fold")
     for name in SHOWN:

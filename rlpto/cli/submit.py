@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlpto.client import Answer, Client
 
 SCRIPT_PROGRAM = "script"
-"""Program of scripts for which no other is given."""
+"""Program under which a script runs if --program is not given."""
 NOT_FINISHED = 1
 """Exit code of --wait if the job did not finish."""
 
@@ -31,13 +31,13 @@ def submit(
     client: Client,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="The job in YAML, `-`: from stdin; or a script of yours, FILE.py."),
+        typer.Argument(metavar="FILE", help="Job description in YAML (`-` for stdin), or your own script FILE.py."),
     ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the script, after `--`.")
     ] = None,
-    program: Annotated[str | None, typer.Option("--program", "-p", help="What to train.")] = None,
-    name: Annotated[str | None, typer.Option(help="A label for people.")] = None,
+    program: Annotated[str | None, typer.Option("--program", "-p", help="Program of the service to train.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job; need not be unique.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Epochs to train; may be a fraction.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Samples of an epoch, for a script.")] = None,
     files: Annotated[
@@ -48,9 +48,9 @@ def submit(
         list[str] | None,
         typer.Option(metavar="PACKAGE", help="A package for the workers of a script, such as einops>=0.8; repeatable."),
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs it asks for.")] = None,
-    min_gpus: Annotated[int | None, typer.Option(help="Fewest it can train on.")] = None,
-    max_gpus: Annotated[int | None, typer.Option(help="Most it can use.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Requested GPUs.")] = None,
+    min_gpus: Annotated[int | None, typer.Option(help="Smallest number of GPUs the job can train on.")] = None,
+    max_gpus: Annotated[int | None, typer.Option(help="Largest number of GPUs the job can use.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples of a step.")] = None,
     metric: Annotated[
         str | None, typer.Option(help="Metric by which its batch size is chosen. Default: the experiment's.")
@@ -59,8 +59,8 @@ def submit(
     after: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="A job that has to finish first; repeatable.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the training; one of its own if not given.")] = None,
-    most_hours: Annotated[float | None, typer.Option(help="Hours since its start after which it is cancelled.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the training. Default: drawn.")] = None,
+    most_hours: Annotated[float | None, typer.Option(help="Cancel the job this many hours after its start.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="Option of the program; repeatable.")
     ] = None,
@@ -71,7 +71,7 @@ def submit(
         str | None,
         typer.Option(metavar="FIRST-LAST", help="A job for each number, which replaces {i} in -o and ARGUMENT."),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Submit nothing; show what it would take.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Submit nothing; show predicted time and GPU-hours.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if it finished, else 1.")
     ] = False,

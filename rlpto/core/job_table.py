@@ -65,8 +65,8 @@ class RemainingEstimates(Protocol):
     def known(self, index: IntArray) -> BoolArray:
         """[n] True where the estimate is more than a guess."""
 
-    def drawn(self, index: IntArray, rng: np.random.Generator, /) -> FloatArray:
-        """[n] remaining epochs of these jobs in a possible future."""
+    def drawn(self, index: IntArray, count: int, rng: np.random.Generator, /) -> FloatArray:
+        """[count, n] remaining epochs of these jobs in possible futures."""
 
 
 class _RemainingShown:
@@ -83,8 +83,8 @@ class _RemainingShown:
     def known(self, index: IntArray) -> BoolArray:
         return self._known[index]
 
-    def drawn(self, index: IntArray, _: np.random.Generator, /) -> FloatArray:
-        return self._left[index]
+    def drawn(self, index: IntArray, count: int, _: np.random.Generator, /) -> FloatArray:
+        return np.tile(self._left[index], (count, 1))
 
 
 class JobTable:
@@ -187,7 +187,7 @@ class JobTable:
 
     def drawn_remaining(self, count: int, rng: np.random.Generator) -> FloatArray | None:
         """[count, n] remaining epochs in possible futures; None if they are declared."""
-        return None if self._left is None else np.stack([self._left.drawn(self._rows, rng) for _ in range(count)])
+        return None if self._left is None else self._left.drawn(self._rows, count, rng)
 
     @property
     def metric(self) -> IntArray:

@@ -34,7 +34,7 @@ shortfall: [classes] sum over jobs of seconds in the system x share of that accu
 unfinished: job-seconds spent in the system (submitted, not finished).
 gpu_seconds: GPU-seconds held by jobs.
 rescale_seconds: seconds of rescale delay, summed over jobs.
-cost: price of the GPUs that jobs held.
+cost: price of the GPUs that jobs held on permanent nodes, plus the price of all rented nodes, in use or not.
 rescales: changes at `start` that restart a job which has run before (a first start does not count).
 arrived, finished: numbers of jobs. Real clusters count neither cost nor these numbers.
 """

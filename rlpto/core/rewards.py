@@ -28,7 +28,7 @@ class RewardWeights(Settings):
     """Weights of the reward's terms. All times are counted in hours."""
 
     accuracy: float = Field(1.0, ge=0, le=LARGEST_WEIGHT)
-    """Reward for a job of weight 1 that gains all the accuracy it can gain, from start to finish."""
+    """Reward for a job with class weight 1 (`classes`) that gains all the accuracy it can gain."""
     time: float = Field(1.0, ge=0, le=LARGEST_WEIGHT)
     """Cost of one job being unfinished for one hour. The sum over jobs is the total JCT in hours times this weight."""
     resources: float = Field(0.02, ge=0, le=LARGEST_WEIGHT)
@@ -36,8 +36,8 @@ class RewardWeights(Settings):
     rescale: float = Field(0.1, ge=0, le=LARGEST_WEIGHT)
     """Cost of one hour of rescale delay."""
     shortfall: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)
-    """Cost of one hour in which a job of weight 1 has gained none yet of the accuracy it can gain; a job that has
-    gained 90 % of it costs a tenth. For users who care when accuracy is gained, not only when a job ends."""
+    """Cost of one hour of a job with class weight 1 that has not yet gained any accuracy. After 90 % of the accuracy it
+    can gain, an hour costs a tenth of this. For users who care when accuracy is gained, not only when a job ends."""
     money: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)
     """Cost of one unit of money, the unit of `price` in `cluster.nodes`."""
     classes: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (3.0, 2.0, 1.0)
@@ -61,8 +61,7 @@ TermFunction = Callable[[Any, float, Any], float]
 
 @dataclass(frozen=True)
 class Term:
-    """A term of the reward. name: name of the term and of its weight. unit: of the weighted amount. description: in
-    tables.
+    """A term of the reward. name: of the term and its weight. unit: unit of the amount. description: text in tables.
 
     function: compiled; maps (sums, gain, weights) to its part of the reward. sums: of the interval, a record of
     `rlpto.core.records.INTERVAL`; gain: accuracy gained in it, weighted by class; weights: a record of WEIGHTS.
@@ -114,8 +113,8 @@ def _rescale(sums: Any, gain: float, weights: Any) -> float:
 
 @term(
     "job-h",
-    "Minus the weighted hours in the system times the share of the accuracy it can gain that a job had yet to gain, "
-    "weighted by its priority class, summed over jobs.",
+    "Minus the weighted sum over jobs of hours in the system x share of the job's achievable accuracy gain still "
+    "missing x weight of its priority class.",
 )
 def _shortfall(sums: Any, gain: float, weights: Any) -> float:
     lost, classes = sums.shortfall, weights.classes
@@ -123,7 +122,7 @@ def _shortfall(sums: Any, gain: float, weights: Any) -> float:
     return float(-weights.shortfall * late / HOUR)
 
 
-@term("money", "Minus the weighted price of the GPUs held.")
+@term("money", "Minus the weighted price of the GPUs that jobs held on permanent nodes, and of all rented nodes.")
 def _money(sums: Any, gain: float, weights: Any) -> float:
     return float(-weights.money * sums.cost)
 

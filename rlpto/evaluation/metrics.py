@@ -56,7 +56,7 @@ METRICS: tuple[CellMetric, ...] = (
     _seconds("jct_p99", "JCT p99", "99th percentile of the JCTs of the jobs that finished."),
     _seconds("makespan", "makespan", "First submit to last finish; not defined while a job is unfinished."),
     _seconds("queueing_mean", "queue mean", "Mean time from submit to first GPU of the jobs that started."),
-    _seconds("queueing_p95", "queue p95", "95th percentile of that time."),
+    _seconds("queueing_p95", "queue p95", "95th percentile of the time from submit to first GPU, of started jobs."),
     *(
         _seconds(
             f"queueing_{name}",
@@ -101,16 +101,16 @@ METRICS: tuple[CellMetric, ...] = (
         "late",
         "job-h",
         "lower",
-        "Job-hours in the system beyond those that the work done takes with the GPUs asked for, on as few nodes as "
-        "possible, and one start of each job; not defined where no nodes are rented.",
+        "Job-hours in the system minus ideal job-hours. Ideal: every job does the same work on its requested GPUs, on "
+        "as few nodes as possible, with one start. Not defined if no nodes are rented.",
     ),
     CellMetric(
         "idle_cost",
         "idle cost",
         "",
         "lower",
-        "Price of the rented nodes beyond that of the GPUs asked for while that work is done; not defined where no "
-        "nodes are rented.",
+        "Price of the rented nodes minus the price of the requested GPUs for the ideal job-hours (see late_hours). Not "
+        "defined if no nodes are rented.",
     ),
     CellMetric(
         "cost_per_job", "cost per job", "", "lower", "The price under cost, divided by the number of finished jobs."
@@ -120,7 +120,8 @@ METRICS: tuple[CellMetric, ...] = (
         "rescales",
         "per job",
         "lower",
-        "Changes that gave a job other GPUs after its first start, per job of the workload; a first start is none.",
+        "Restarts after a job's first start: on changed GPUs, with changed parameter servers, or after a wait; mean "
+        "per job of the workload.",
     ),
     CellMetric(
         "fairness_mean",
@@ -128,9 +129,9 @@ METRICS: tuple[CellMetric, ...] = (
         "",
         "lower",
         "Finish-time fairness after Themis (Mahajan et al., NSDI 2020): mean of rho = JCT / time on an exclusive 1/N "
-        "share. That time is the job's time alone on its requested GPUs x N, where N = max(1, GPUs requested by all "
-        "unfinished jobs / GPUs of the cluster, averaged over the job's stay): a share is taken to slow a job in "
-        "proportion. Above 1 the job would have done better with its share; finished jobs only.",
+        "share. That time is N times the job's time alone on its requested GPUs: a 1/N share is assumed to slow it N "
+        "times. N = max(1, mean over the job's stay of GPUs requested by all unfinished jobs / GPUs of the cluster). "
+        "With rho above 1 the job would have finished sooner on its share. Finished jobs only.",
     ),
     CellMetric(
         "slowdown_mean",
@@ -153,8 +154,8 @@ METRICS: tuple[CellMetric, ...] = (
         "accuracy lost",
         "points",
         "lower",
-        "Mean over the same jobs of the accuracy that the profile has after all declared epochs, less that which they "
-        "ended with, times 100.",
+        "Mean over the finished jobs that may stop early of 100 x (accuracy of the profile after all declared epochs - "
+        "accuracy at the job's end).",
     ),
     CellMetric(
         "ettr",
@@ -162,16 +163,16 @@ METRICS: tuple[CellMetric, ...] = (
         "share",
         "higher",
         "Effective training time ratio after Kokolis et al. (HPCA 2025): mean over the finished jobs of productive "
-        "time / JCT. Productive is training that no failure took back. So all waiting counts against it, for the first "
-        "start and later ones, and so do start and rescale delays, lost work and the writing of checkpoints.",
+        "time / JCT. Productive time is training that was not rolled back after a failure. Waiting, start and rescale "
+        "delays, rolled-back work and writing checkpoints are not productive.",
     ),
     CellMetric(
         "lost_gpu_hours",
         "GPU-hours lost",
         "GPU-h",
         "lower",
-        "GPU-hours of training that failures took back, as it came after a job's last checkpoint; not defined where "
-        "nodes never fail.",
+        "GPU-hours of training after a job's last checkpoint that failures rolled back; not defined if nodes never "
+        "fail.",
     ),
     *(
         _seconds(
@@ -214,7 +215,7 @@ def queueing_delays(jobs: JobRecords) -> FloatArray:
 def finish_time_fairness(record: RunRecord) -> FloatArray:
     """Return Themis' rho of every job [M], which `METRICS` defines under fairness_mean; NaN if a job did not finish.
 
-    N of its 1/N share is the contention: GPUs requested by all unfinished jobs, this one included, by those there are.
+    N is the mean of requested GPUs of all unfinished jobs (this one included) over the cluster's GPUs, at least 1.
     """
     jobs = record.jobs
     finished, rho = np.isfinite(jobs.finish_time), np.full(len(jobs.finish_time), np.nan)
@@ -274,13 +275,13 @@ def measure(record: RunRecord) -> dict[str, float]:
 
 
 def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict[str, float]:
-    """Bound that no policy can beat on the workload of `record`: every job runs at once, alone and at its cap.
+    """Return a bound that no run can beat that finishes all jobs of `record`: each job runs alone, on its fastest GPUs.
 
-    Each job finishes `alone_time` after its submit, so the bound holds for every job's JCT and hence
-    for mean, percentiles and makespan. With `weights` each part of the reward is bounded from above on
-    its own, for runs that finish all jobs: accuracy by all gains; time by the sum of the alone times;
-    resources by one GPU held for that long (no job runs shorter or with less); the others by 0. Metrics
-    that cannot be bounded this way are NaN. Empty where the alone time of a job is not known: there is no bound.
+    Every job takes at least its `alone_time`, which bounds each JCT, the mean, the percentiles and the makespan. JCTs
+    of a run with unfinished jobs cover only some of the jobs: do not compare them. If `record` has finished all jobs,
+    `final_accuracy` is the accuracy they reached, and `weights` give an upper bound for each part of the reward:
+    accuracy by all gains, time by the sum of the alone times, resources by one GPU for that time, the others by 0.
+    Other metrics are NaN. Returns an empty dictionary if the alone time of a job is not known.
     """
     jobs = record.jobs
     alone, count = jobs.alone_time, len(jobs.submit_time)
@@ -375,7 +376,7 @@ class Scale:
 
 
 def scale_for(metric: CellMetric, values: Iterable[float]) -> Scale:
-    """Unit and decimals for `values` (as stored) of a metric: the largest value gets three or four digits."""
+    """Return one unit and number of decimals for all `values` (as stored): fewer decimals for larger values."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     unit, factor = _unit(metric.unit, largest)
     return Scale(unit, factor, _decimals(largest * factor, counted=metric.unit == "jobs"))

@@ -51,9 +51,9 @@ def jobs_of_file(file: Path) -> list[str]:
 
 
 def with_agents(config: Config, run: Path) -> Config:
-    """Return the configuration with the agents of a run as its first policies. An agent that rents nodes goes with the
-    configuration's first policy, or, if it has none, the first one of the run. Raises ConfigError for a path that
-    cannot stand in a policy's spec."""
+    """Return the configuration with the run's agents before its policies. An agent that rents nodes is the provisioner
+    of the configuration's first policy, or of the run's first policy if the configuration has none. Raises ConfigError
+    for a path that contains characters with a meaning in policy specs."""
     if set(str(run)) & set(",>@[]{}"):
         raise ConfigError(f"{run}: expected a path without , > @ and brackets, which end a policy's options: rename it")
     specs, allocates = list[str](), ""
@@ -68,10 +68,10 @@ def with_agents(config: Config, run: Path) -> Config:
 
 
 def with_reference(config: Config, chosen: bool) -> Config:
-    """Return the config with a reference among its policies. chosen: whether the policies were chosen by hand; the
-    first then replaces a missing reference.
+    """Return the configuration with a reference that is one of its policies.
 
-    Raises ConfigError if the reference is not evaluated, or two policies have the same label.
+    chosen: if true, the user named the policies, and the first one becomes the reference if the configured one is not
+    among them. If false, ConfigError is raised instead. Two equal labels also raise ConfigError.
     """
     labels = [policy_label(spec) for spec in config.policies]
     shared = next((label for label in labels if labels.count(label) > 1), None)
@@ -96,7 +96,7 @@ def run_cells(
     progress: bool,
     workers: Workers = ONE_BY_ONE,
 ) -> list[FinishedCell]:
-    """Run the missing cells. The folder is touched only after the whole experiment has passed its checks.
+    """Run the missing cells and return all. Nothing is written before the whole experiment has passed its checks.
 
     run_real: runs a cell on a real cluster. Default: cells are simulated by the workers. progress: show a bar. Raises
     Interrupted after Ctrl-C.
@@ -185,7 +185,7 @@ class FinishedRun:
     cells: list[FinishedCell]
 
     @property
-    def places(self) -> set[tuple[str, int]]:
+    def windows_and_seeds(self) -> set[tuple[str, int]]:
         """Windows and seeds of the run's cells."""
         return {(done.cell.window, done.cell.seed) for done in self.cells}
 
@@ -194,10 +194,12 @@ def comparable_runs(folders: Sequence[Path]) -> list[FinishedRun]:
     """Read evaluations of the same windows and seeds. Raises ConfigError if windows or seeds differ, and ConfigError or
     CheckpointError if a folder is not a finished evaluation."""
     names = [folder.resolve().name for folder in folders]
+    resolved = [_evaluation(folder).resolve() for folder in folders]
+    for number, folder in enumerate(folders):
+        if resolved[number] in resolved[:number]:
+            raise ConfigError(f"{folder}: expected different run folders, got one twice")
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"{folders[-1]}: expected different run folders, got one twice")
     first, *others = runs = [
         FinishedRun(name, folder, read_run_config(folder), labelled(load_cells(folder)))
         for name, folder in zip(names, map(_evaluation, folders), strict=True)
@@ -209,8 +211,8 @@ def comparable_runs(folders: Sequence[Path]) -> list[FinishedRun]:
                     f"{other.folder}: other windows than {first.folder}: {key} is {its}, not {mine}; "
                     "expected runs on the same windows"
                 )
-        for window, seed in sorted(first.places ^ other.places):
-            where = first.folder if (window, seed) in other.places else other.folder
+        for window, seed in sorted(first.windows_and_seeds ^ other.windows_and_seeds):
+            where = first.folder if (window, seed) in other.windows_and_seeds else other.folder
             raise ConfigError(f"{where}: no cells of window {window}, seed {seed}; expected runs on the same windows")
     return runs
 
@@ -222,8 +224,8 @@ def _evaluation(folder: Path) -> Path:
 
 
 def differences(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
-    """Return the keys in which the configurations differ, each with its value in every run; None below a section that
-    a run lacks."""
+    """Return the keys in which the configurations differ, with the value in every run as text. The text is "None" if a
+    run's configuration lacks the section of the key."""
 
     def value(part: object, key: str) -> object:
         for name in key.split("."):

@@ -52,13 +52,14 @@ class FileLock:
     """The lock of a file or folder, held until `close` or any end of this process.
 
     The system locks the inode, for every path to it. descriptor: descriptor of the open file. flags: flags for opening
-    it. Raises BlockingIOError if another process holds the lock, OSError if the path cannot be opened or is a link.
+    it. shared: whether others may hold the lock in this way too. Raises BlockingIOError if another process holds the
+    lock, OSError if the path cannot be opened or is a link.
     """
 
-    def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> None:
+    def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT, *, shared: bool = False) -> None:
         self.descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             self.close()
             raise

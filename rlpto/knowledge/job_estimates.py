@@ -23,7 +23,7 @@ from rlpto.performance.profiles import BatchPerformanceSource
 from rlpto.performance.tables import JobType, SpeedTables
 
 STAGES = 8
-"""Number of parts of a job's remaining epochs for which other gradient statistics are expected."""
+"""Parts into which a job's remaining epochs are divided; each has its own expected gradient statistics."""
 PRIOR_WEIGHT = 0.5
 """Weight of the prior of a slope: it counts like observations with this sum of squared deviations of log batch."""
 
@@ -166,8 +166,8 @@ class JobEstimates:
         return self._fits[key]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:
-        """Gradient statistics that the job (with shared fits, else any job of its type) observed last, converted to the
-        base batch. None without observations."""
+        """Return the job's last observed gradient statistics, converted to the base batch. A job without observations
+        gets the last ones of any job of its type if fits are shared. None if there are none."""
         seen = self.observed.by_job[job].tolist()
         if seen[2] == 0 and self._rules.shared:
             seen = self.observed.by_type[self._number[job]].tolist()
@@ -206,7 +206,7 @@ class JobEstimates:
         return np.array(finished, dtype=np.int64)
 
     def show_gpu_type(self, job: int) -> None:
-        """Show a job on the GPU type of its true type."""
+        """Point the job's `estimated_type` to the row of the GPU type on which it is placed."""
         records = self._store.records
         records["estimated_type"][job] = self._types.first[job] + self._gpu_type_of[records["type_index"][job]]
 
@@ -240,7 +240,7 @@ class JobEstimates:
             self.observed.by_epoch[type_number, epoch] = seen
 
     def have_trained(self, jobs: IntArray) -> None:
-        """Note that jobs number [n] have trained: estimates of jobs of their types that never did may rest on them."""
+        """Mark jobs without observations whose type was trained by `jobs` [n]: shared estimates may have changed."""
         if self._rules.shared and self._seeing_nothing:
             for type_number in {self._number[job] for job in jobs.tolist()}:
                 self._type_observed.update(self._present[type_number])
@@ -268,7 +268,7 @@ class JobEstimates:
         self._type_observed.clear()
 
     def _write(self, job: int) -> None:
-        """Write the estimates of a job into its rows: fitted, projected from another GPU type, or by `unseen_hours`."""
+        """Write a job's rows: fitted, projected from another GPU type, by `unseen_hours`, or scaling perfectly."""
         tables, seen, slope = self.tables, self.seen_by(job), self.slope_of(job)
         assert tables.sizes_seen is not None
         assert tables.speed_sigma is not None
@@ -316,10 +316,11 @@ class JobEstimates:
         return self._epoch_samples[model]
 
     def _stages(self, job: int, seen: tuple[float, float]) -> list[tuple[int, tuple[float, float]]]:
-        """First epochs of stages of a job, with the gradient statistics expected in each, at the base batch.
+        """Return (first epoch, expected gradient statistics at the base batch) of each stage of a job.
 
-        The statistics that it observed last continue, in proportion to the observations of other jobs of its type in
-        later epochs if these are shared, in STAGES parts of the remaining epochs.
+        By default there is one stage, with the last observed statistics `seen`. If fits are shared and later epochs are
+        predicted, the remaining epochs are divided into STAGES parts, and `seen` is scaled by the ratio that other jobs
+        of the type observed between the present epoch and the middle of the part.
         """
         stages = [(0, seen)]
         if not (self._rules.shared and self._rules.ahead):

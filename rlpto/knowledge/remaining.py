@@ -79,22 +79,27 @@ class RemainingWork:
         learnt, guessed = self._learnt(index), self._guessed(index)
         return np.where(np.isnan(learnt), guessed, learnt)
 
-    def drawn(self, index: IntArray, rng: np.random.Generator) -> FloatArray:
-        """[n] remaining epochs of jobs number `index` [n] in a possible future.
+    def drawn(self, index: IntArray, count: int, rng: np.random.Generator) -> FloatArray:
+        """[count, n] remaining epochs of jobs number `index` [n] in possible futures.
 
         Each is drawn from the finished jobs whose mean is learnt, or else from the distribution whose quantile is
-        guessed. Declared ones are certain.
+        guessed, where a job that has not trained counts as one of LEAST_EPOCHS. Declared ones are certain.
         """
         if self._how == "declared":
-            return self(index)
-        quantile = rng.uniform(LEAST_DONE, 1.0, len(index))
-        left = self._guessed(index, quantile)
+            return np.tile(self(index), (count, 1))
+        quantile, chance = rng.uniform(LEAST_DONE, 1.0, (count, len(index))), rng.random((count, len(index)))
+        left = np.stack([self._guessed(index, part) for part in quantile])
+        lengths_of, longer = cache(self._lengths_of), dict[tuple[int, int, float], tuple[FloatArray, FloatArray]]()
         for i, job in enumerate(self._store.records[index]) if self._how in LEARNING else ():
-            lengths, chances = self._longer(job)
+            key = int(self._pooled[job["type_index"]]), int(job["user"]), float(job["progress"])
+            if key not in longer:
+                longer[key] = _longer(*key, lengths_of)
+            lengths, chances = longer[key]
             if len(lengths):
-                at = np.searchsorted(np.cumsum(chances), rng.random(), side="right")
-                longest = lengths.max() / quantile[i]  # as for a job of unknown length that has come that far
-                left[i] = (lengths[at] if at < len(lengths) else longest) - job["progress"]
+                at = np.searchsorted(np.cumsum(chances), chance[:, i], side="right")
+                longest = lengths.max() / quantile[:, i]  # as long as one of unknown length that has come that far
+                found = np.where(at < len(lengths), lengths[np.minimum(at, len(lengths) - 1)], longest)
+                left[:, i] = found - job["progress"]
         return left
 
     def known(self, index: IntArray) -> BoolArray:
@@ -107,12 +112,15 @@ class RemainingWork:
         quantile: [n] of the part of its training that a job has done. Default: that of the estimate, 1 / (1 + tail).
         """
         part = np.full(len(index), 1 / (1 + self._tail)) if quantile is None else quantile
+        progress = self._store.progress[index]
         if self._how in ("curve", "learnt_or_curve"):
             part = self._by_curve(index, part)
             times = (1 - part) / part
         else:
             times = np.full(len(index), self._tail) if quantile is None else (1 - part) / part
-        return np.maximum(times * self._store.progress[index], LEAST_EPOCHS)
+        if quantile is not None:
+            progress = np.maximum(progress, LEAST_EPOCHS)
+        return np.maximum(times * progress, LEAST_EPOCHS)
 
     def _by_curve(self, index: IntArray, quantile: FloatArray) -> FloatArray:
         """[n] quantiles of the part of its training that each job has done, by its accuracy so far."""
@@ -132,22 +140,34 @@ class RemainingWork:
             fill_learnt(self._store.records, self._pooled, self._history, index, left)
         return left
 
-    def _longer(self, job: Any) -> tuple[FloatArray, FloatArray]:
-        """Possible lengths [epochs] of a job [JOB], those of finished jobs beyond its progress, and their chances.
+    def _lengths_of(self, job_type: int, user: int | None) -> tuple[FloatArray, FloatArray]:
+        """Lengths [epochs] of finished jobs of a pooled type, and lengths so far of active ones, both ascending.
 
-        They come from the jobs of `learnt_epochs`. What the chances of the user's lack to 1 goes to those of all users.
+        user: only jobs of this user. Default: of all.
         """
-        jobs, job_type, done = self._store.records, self._pooled[job["type_index"]], job["progress"]
-        like = jobs[self._pooled[jobs["type_index"]] == job_type]
-        possible, chances, left = np.zeros(0), np.zeros(0), 1.0
-        for by_user, user, mine in ((1, job["user"], like[like["user"] == job["user"]]), (0, 0, like)):
-            over = np.isfinite(mine["finish_time"])
-            past = self._history.epochs[slice(*group_at(self._history, 0, job_type, by_user, user))]
-            lengths = np.sort(np.append(past, mine["progress"][over]))
-            lengths = lengths[lengths > done]
-            chances = np.append(chances, left * ending_at(lengths, mine["progress"][~over]))
-            possible, left = np.append(possible, lengths), 1 - chances.sum()
-        return possible, chances
+        jobs = self._store.records
+        mine = jobs[(self._pooled[jobs["type_index"]] == job_type) & ((user is None) | (jobs["user"] == user))]
+        over = np.isfinite(mine["finish_time"])
+        past = slice(*group_at(self._history, 0, job_type, int(user is not None), user or 0))
+        finished = np.append(self._history.epochs[past], mine["progress"][over])
+        return np.sort(finished), np.sort(mine["progress"][~over])
+
+
+LengthsOf = Callable[[int, int | None], tuple[FloatArray, FloatArray]]
+
+
+def _longer(job_type: int, user: int, done: float, lengths_of: LengthsOf) -> tuple[FloatArray, FloatArray]:
+    """Possible lengths [epochs] of a job, those of finished jobs beyond the epochs done, and their chances.
+
+    They come from the jobs of `learnt_epochs`. What the chances of the user's lack to 1 goes to those of all users.
+    """
+    possible, chances, left = np.zeros(0), np.zeros(0), 1.0
+    for whose in (user, None):
+        finished, active = lengths_of(job_type, whose)
+        lengths = finished[np.searchsorted(finished, done, side="right") :]
+        chances = np.append(chances, left * ending_at(lengths, active))
+        possible, left = np.append(possible, lengths), 1 - chances.sum()
+    return possible, chances
 
 
 @kernel()
@@ -200,10 +220,10 @@ def learnt_epochs(
 def ending_at(lengths: FloatArray, active: FloatArray) -> FloatArray:
     """[L] chances that a job has one of the lengths [L], ascending, of finished jobs.
 
-    active: lengths so far of jobs that have not finished. One more job, of unknown length, counts as longer than all:
-    what the chances lack to 1 is its own. Source: Kaplan, Meier, J. Am. Stat. Assoc. 53, 1958.
+    active: lengths so far of jobs that have not finished, ascending. One more job, of unknown length, counts as longer
+    than all: what the chances lack to 1 is its own. Source: Kaplan, Meier, J. Am. Stat. Assoc. 53, 1958.
     """
-    longer = len(lengths) - np.arange(len(lengths)) + len(active) - np.searchsorted(np.sort(active), lengths)
+    longer = len(lengths) - np.arange(len(lengths)) + len(active) - np.searchsorted(active, lengths)
     ends = 1 / (longer + 1)
     return np.asarray(ends * np.cumprod(np.append(1.0, 1 - ends))[:-1])
 

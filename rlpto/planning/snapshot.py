@@ -1,8 +1,7 @@
 """The presently known state of a cluster, and a scratch cluster that continues from it.
 
-A snapshot contains only data that policies see: with exact knowledge the true speeds, with noisy knowledge the speeds
-with their errors, on a real cluster with `online` the jobs' reports. It contains no future jobs, no future failures,
-and no speed that policies do not see.
+A snapshot contains only data that policies see: speeds are true (`knowledge.mode: exact`), have errors (`noisy`), or
+are estimated from the observations of simulated or real jobs (`online`). Future jobs and failures are not in it.
 """
 
 from __future__ import annotations
@@ -47,9 +46,10 @@ class ScratchCluster(ResumedCluster):
 class Snapshot:
     """Known state of the n active jobs of a cluster, in order of submission.
 
-    time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload, ascending. following:
-    a number above those of all the cluster's jobs. jobs: the jobs as submitted. columns: their progress. placement:
-    where they hold GPUs. tables: estimated speeds; columns.type_index and columns.scale refer to them.
+    time [s]. shape: all nodes, up or down. index: [n] number of each job in the cluster's workload, ascending.
+    following: first job number that the cluster has not used. jobs: the n jobs as submitted. columns: state of the n
+    jobs. placement: nodes of their GPUs. tables: estimated speeds, indexed by columns.type_index and scaled by
+    columns.scale.
     """
 
     time: float
@@ -62,8 +62,8 @@ class Snapshot:
     tables: SpeedTables
 
     def restore(self, settings: SimulatorSettings) -> ScratchCluster:
-        """Return a scratch cluster in the state of the snapshot. settings: how time passes in it; no node fails, and
-        there is no time limit.
+        """Return a scratch cluster in the state of the snapshot. settings: simulator settings; node failures and the
+        time limit are switched off.
 
         Raises ConfigError if no node with GPUs was up.
         """
@@ -93,12 +93,13 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
 
 
 def known_speeds(estimates: EstimatedSpeeds, gpus_per_node: int) -> EstimatedSpeeds:
-    """Return tables by which n jobs train at their estimated speeds, each with a type of its own, and no errors.
+    """Return speed tables in which each of the n jobs has types of its own, one per variant, at its estimated speeds.
 
-    If the truth is known and the tables do not change as jobs learn, these are the original tables.
+    Errors are multiplied into the rates, so the result has no `noise`. Exact estimates in epochs, from tables that no
+    job rewrites, are returned unchanged.
     """
     tables, noise = estimates.tables, estimates.noise
-    rewritten = tables.written is not None  # then a copy is needed
+    rewritten = tables.written is not None  # jobs keep writing into these arrays while the snapshot is in use
     if noise is None and tables.known_speed is None and not rewritten:
         return estimates
     count, gpus = len(estimates.type_index), np.arange(1, tables.max_gpus + 1)
@@ -143,8 +144,7 @@ def known_speeds(estimates: EstimatedSpeeds, gpus_per_node: int) -> EstimatedSpe
 def _known_rates(tables: SpeedTables, table: FloatArray, job_type: IntArray, gpus_per_node: int) -> FloatArray:
     """[n, S, K, P] epochs per second of types `job_type` [n] by nodes, GPUs from 1 on and epoch, without errors.
 
-    table: [R, P] rates of the tables, or those that policies see; known work and speed in their own units take
-    precedence.
+    table: [R, P] `tables.rates` or `tables.score_rates`; not used if `tables` have `known_speed`.
     """
     if tables.known_speed is None or tables.known_remaining is None:
         row, gpus = tables.row[job_type].astype(np.int64), np.arange(tables.max_gpus + 1)

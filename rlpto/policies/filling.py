@@ -13,7 +13,7 @@ from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 
 EARLY_BY_S = 1e-6
-"""Seconds by which a limit is announced early, because rounding must not announce it too late."""
+"""Seconds subtracted from the time of a limit: rounding could otherwise place it after the true time."""
 
 
 @njit()
@@ -32,8 +32,8 @@ def fit_in_order(order: IntArray, wish: IntArray, capacity: int) -> IntArray:
 def fit_waiting(order: IntArray, held: IntArray, wish: IntArray, capacity: int, backfill: bool) -> IntArray:
     """Let running rows keep their GPUs; give waiting rows of `order` in turn their requested GPUs if they fit.
 
-    Without `backfill` the first waiting row that does not fit blocks all rows behind it. If the held
-    GPUs exceed capacity (a node went down), the last running rows in `order` lose theirs.
+    Without `backfill` the first waiting row that does not fit blocks all rows behind it. If the held GPUs exceed the
+    capacity (a node went down), rows keep theirs in order, all or nothing: a smaller row behind may still keep its own.
     """
     gpus = np.zeros(len(wish), dtype=np.int64)
     free = capacity
@@ -96,7 +96,8 @@ def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: i
 
 @njit()
 def first_to_reach(limit: FloatArray, attained: FloatArray, gpus: IntArray) -> float:
-    """Return the seconds until the first row reaches `limit` [n] GPU-seconds of service; infinity if no row will."""
+    """Return the seconds until the first row reaches `limit` [n] GPU-seconds of service, minus EARLY_BY_S. Infinity if
+    no running row has a limit; negative if a running row is already past it."""
     seconds = np.inf
     for row in range(len(gpus)):
         if gpus[row] > 0:
@@ -110,9 +111,10 @@ def largest_node(state: ClusterState) -> int:
 
 
 def where_kept(state: ClusterState) -> IntArray:
-    """Return the GPUs [n, N] that running jobs keep on their nodes; 0 for waiting jobs.
+    """Return the placement [n, N] of the running jobs that keep their GPUs; 0 for all other jobs.
 
-    If they hold more than the capacity (a node went down), the last rows lose theirs.
+    If the held GPUs exceed the capacity (a node went down), jobs keep theirs in row order, all or nothing. GPUs on
+    nodes that are down are replaced on other nodes.
     """
     offered = state.shape.offered
     kept = fit_in_order(np.arange(len(state.jobs)), state.jobs.keepable, state.capacity)
@@ -124,7 +126,8 @@ def where_kept(state: ClusterState) -> IntArray:
 
 
 def start_on_nodes(state: ClusterState, turn: int, *, rotates: bool, backfill: bool) -> tuple[IntArray, int]:
-    """Let running jobs stay, start waiting jobs by `place_waiting`, and return placement [n, N] and next turn."""
+    """Keep running jobs where they are and start waiting jobs (`place_waiting`). Return the placement [n, N] and the
+    node at which the next search begins."""
     jobs, placement = state.jobs, where_kept(state)
     free = state.shape.offered - placement.sum(axis=0)
     largest = largest_node(state)
@@ -143,14 +146,16 @@ def place_waiting(
     backfill: bool,
     placement: IntArray,
 ) -> int:
-    """Place waiting rows in row order, each on the first node with room, searching from node number `turn`.
+    """Start waiting rows in row order, each on the first node with enough free GPUs, searching from node `turn` on.
 
-    rotates: if True, the next row searches from the following node; the final position is returned.
-    requested, waiting: [n]. free: [N] free GPUs, changed. largest: from `largest_node`. placement:
-    [n, N], filled in for jobs that start, unchanged for the others.
-    A row goes to one node if any is large enough for it, else to as many as needed, each used up in turn. Without
-    `backfill` the first row without room blocks all rows behind it. Unlike `rlpto.core.placement.pack`, this is the
-    first fit of the systems it comes from, not the best.
+    requested, waiting: [n]. free: [N] free GPUs of each node, reduced by the GPUs placed. largest: GPUs of the largest
+    node that is up, free or not. placement: [n, N], rows of started jobs are filled in. rotates: if true, the search
+    for the next row begins at the node after the last one used; otherwise always at `turn`. Returns the node at which
+    the next search begins.
+
+    A job of at most `largest` GPUs starts only if one node has room for all of them. A larger job takes all free GPUs
+    of one node after another. Without `backfill` the first row that cannot start blocks all rows behind it. First fit,
+    as in the systems that these policies reproduce; `rlpto.core.placement.pack` uses best fit.
     """
     for row in range(len(requested)):
         if not waiting[row]:

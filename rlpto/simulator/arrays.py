@@ -57,10 +57,11 @@ NODE = np.dtype(
     ],
     align=True,
 )
-"""One node: next failure or repair [s], its GPUs that jobs may hold, 1 while it is up, failures and repairs so far, its
-number, mean time between failures [s] (0 if it never fails); for a spot node mean times until it is reclaimed (0 for
-other nodes) and until it returns, and notice [s]; price of a GPU-second. A record may also stand for background load on
-a node: when it ends [s], its GPUs, 0 until then, 0, number of the node, and zeros."""
+"""One node. toggle_at [s]: next failure or repair. size: its GPUs that jobs may hold. up: 1 while it is up. toggles:
+failures and repairs so far. node: its number. mtbf [s]: mean time between failures, 0 if it never fails. spot, away,
+notice [s]: of a spot node, mean time until it is reclaimed, mean time until it returns, and notice; 0 for other nodes.
+price: of a GPU-second, 0 on rented nodes. A record may instead stand for background load: toggle_at is its end, size
+its GPUs, node the number of its node; up is 0 until the load ends, and all other fields are 0."""
 
 RENTAL = np.dtype(
     [
@@ -76,9 +77,10 @@ RENTAL = np.dtype(
     ],
     align=True,
 )
-"""Rental of one node: number of its group (-1 if it is always there) and of its GPU type, time of the request [s]
-(infinity if it is not rented), time since which it has no jobs [s] (infinity if it has some); the settings [s]; and the
-price of all its GPUs per second."""
+"""Rental of one node. group: number of its group, or -1 if the node is permanent. gpu_type: number of its GPU type.
+asked [s]: time of the request (infinity if it is not rented). empty_since [s]: time since which it has no jobs
+(infinity if it has some). boot, idle, minimum [s], spread (no unit): `RentedSettings`, where spread is boot_spread.
+price: of all its GPUs, per second."""
 
 CHANGE = np.dtype([("time", "f8"), ("accuracy", "f8"), ("job", "i8"), ("gpus", "i8")], align=True)
 """A change of a job's GPUs, the record behind `rlpto.core.records.AllocationChanges`."""
@@ -163,8 +165,8 @@ def build_world(
 
     jobs: [B, M] JOB, filled with the workloads. seed: cluster b samples failures with seed + b. keep_log: if true, log
     every change of GPUs; the caller must empty the log when it is half full.
-    follow_accuracy: if true, count `shortfall` and record when jobs reach levels of accuracy; otherwise both stay
-    unknown.
+    follow_accuracy: if true, add up `shortfall` and record when jobs reach levels of accuracy. Otherwise `shortfall`
+    stays 0 and the times stay NaN, so reward weights must not include `shortfall`.
     background: background load on the nodes of shape.
     """
     batch, count = jobs.shape
@@ -182,6 +184,7 @@ def build_world(
     clusters["seed"] = seed + np.arange(batch)
     machines = np.zeros((batch, nodes + len(freed)), dtype=NODE)
     machines["size"][:, :nodes] = node_gpus
+    # Only rented nodes may be down at time 0; ResumedCluster sets the others later.
     machines["up"][:, :nodes] = [node.up or node.rented is None for node in shape]
     machines["toggle_at"][:, :nodes] = np.inf
     machines["node"][:, :nodes] = np.arange(nodes)
@@ -254,8 +257,8 @@ def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
         nodes[:, : world.nodes.shape[1], : world.nodes.shape[2]] = world.nodes
         active = np.zeros((1, room), dtype=np.int64)
         active[:, : world.active.shape[1]] = world.active
-        log = np.zeros((1, 4 * room + 64), dtype=CHANGE)
-        worked = np.zeros((1, room if world.worked.shape[1] else 0))
+        log = np.zeros((1, 4 * room + 64 if world.log.shape[1] else 0), dtype=CHANGE)
+        worked = np.zeros((1, room if world.rentals.shape[1] else 0))
         worked[:, : world.worked.shape[1]] = world.worked
         parts = {"nodes": nodes, "active": active, "log": log, "worked": worked}
         world = world._replace(**parts, scratch=np.zeros(room, dtype=np.int64))

@@ -80,8 +80,8 @@ def spans_between(store: Store, since: float, until: float) -> list[Span]:
 
 
 def spans_of_job(store: Store, job: str) -> list[Span]:
-    """The first 10,000 spans of one job, oldest first."""
-    return find(store, Span, "WHERE job = ? ORDER BY seq LIMIT 10000", (job,))
+    """The newest 10,000 spans of one job, oldest first."""
+    return find(store, Span, "WHERE job = ? ORDER BY seq DESC LIMIT 10000", (job,))[::-1]
 
 
 def usage(store: Store, since: float, until: float, label: str | None = None, owner: str | None = None) -> list[Usage]:

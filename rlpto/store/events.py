@@ -44,8 +44,8 @@ def events_after(store: Store, seq: int, limit: int = 1000) -> list[Event]:
 
 
 def events_of_job(store: Store, job: str) -> list[Event]:
-    """The first 200 events of one job, oldest first."""
-    return find(store, Event, "WHERE job = ? ORDER BY seq LIMIT 200", (job,))
+    """The newest 200 events of one job, oldest first."""
+    return find(store, Event, "WHERE job = ? ORDER BY seq DESC LIMIT 200", (job,))[::-1]
 
 
 def last_event(store: Store) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -135,17 +136,22 @@ def get_job(store: Store, job: str) -> JobRow | None:
 
 
 def jobs_to_take_in(store: Store, limit: int) -> list[JobRow]:
-    """Jobs that the scheduler does not decide on yet and that wait for no other job, in order of submission; held jobs
-    come last. If there are more than `limit`, jobs whose program is being checked are omitted first, because others
-    need not wait for the check."""
+    """Jobs that the scheduler does not decide on yet, are not held, and wait for no other job, in order of submission.
+    If there are more than `limit`, jobs whose program is being checked are omitted first, because others need not wait
+    for the check."""
     waits = (
         "EXISTS (SELECT 1 FROM json_each(jobs.after) AS other JOIN jobs AS before ON before.id = other.value "
         f"WHERE before.state NOT IN ({_marks(ENDED)}))"
     )
-    order = "held_by != '', state = 'checking', seq"
-    tail = f"WHERE state IN ({_marks(EXPECTED)}) AND (after = '[]' OR NOT {waits}) ORDER BY {order} LIMIT ?"
-    found = find(store, JobRow, tail, (*EXPECTED, *ENDED, limit))
-    return sorted(found, key=lambda job: (bool(job.held_by), job.seq))
+    expected = f"state IN ({_marks(EXPECTED)}) AND held_by = ''"
+    tail = f"WHERE {expected} AND (after = '[]' OR NOT {waits}) ORDER BY state = 'checking', seq LIMIT ?"
+    return sorted(find(store, JobRow, tail, (*EXPECTED, *ENDED, limit)), key=lambda job: job.seq)
+
+
+def still_expected(store: Store, ids: Collection[str]) -> set[str]:
+    """Those of some jobs that the scheduler does not decide on yet."""
+    query = f"SELECT id FROM jobs WHERE state IN ({_marks(EXPECTED)}) AND id IN (SELECT value FROM json_each(?))"
+    return {row[0] for row in store.rows(query, (*EXPECTED, json.dumps([*ids])))} if ids else set()
 
 
 def on_hold(store: Store) -> dict[str, str]:

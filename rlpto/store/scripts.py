@@ -6,6 +6,7 @@ import ast
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from types import CodeType
 
 from rlpto.io.errors import RlptoError
@@ -59,14 +60,15 @@ def imports_session(source: bytes) -> bool:
     return any(re.fullmatch(r"rlpto\.elastic(\.\w+)*", name) for name in named)
 
 
+@lru_cache(maxsize=1)
 def script_row(name: str, source: str, files: str = "") -> ScriptRow:
-    """The row of a script."""
+    """The row of a script. The jobs of an array have the same."""
     return ScriptRow(hashlib.sha256(f"{name}\0{files}\0{source}".encode()).hexdigest(), name, source, files)
 
 
 def keep_script(store: Store, script: ScriptRow) -> None:
     """Store a script, for as long as a job refers to it."""
-    if get_script(store, script.digest) is None:
+    if store.row("SELECT 1 FROM scripts WHERE digest = ?", (script.digest,)) is None:
         put(store, [script])
 
 

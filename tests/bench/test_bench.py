@@ -405,6 +405,12 @@ def test_the_leaderboard_is_that_of_the_submissions() -> None:
     assert page(divisions) == (REPOSITORY / "docs" / "leaderboard.md").read_text(encoding="utf-8")
 
 
+def test_differences_are_paired_by_window_in_any_order_of_rows() -> None:
+    rows = read_rows(SUBMISSIONS / "index" / RESULTS)
+    first, second = Scores(rows, REALISTIC), Scores(rows[::-1], REALISTIC)
+    np.testing.assert_array_equal(first.drawn, second.drawn)
+
+
 def test_policies_that_cannot_be_distinguished_share_their_ranks() -> None:
     index, fifo = entries_of([SUBMISSIONS / name for name in ("index", "fifo")])[0][REALISTIC]
     assert ranks([index, fifo]) == ["1", "2"]

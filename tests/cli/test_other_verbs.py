@@ -180,11 +180,13 @@ def test_runs_on_the_same_windows_are_compared_policy_by_policy(rlpto) -> None:
         "shorter: other windows than exact: workload.windows.hours is 0.5, not 0.95"
     )
     rlpto("compare", "exact", "twice").assert_refused("exact: no cells of window", "seed 1")
+    rlpto("compare", "exact", "./exact", "noisy").assert_refused("exact: expected different run folders")
     rlpto("compare", "exact").assert_refused("one run has nothing to be compared with")
     rlpto("compare", "exact", ".").assert_refused("no config.resolved.yaml there")
     Path("trained").mkdir()
     Path("noisy").rename("trained/evaluation")
     assert rlpto("compare", "exact", "trained").code == 0, "the evaluation that is kept with a training"
+    rlpto("compare", "trained", "trained/evaluation").assert_refused("evaluation: expected different run folders")
 
 
 def test_profiles_by_tables_are_listed_with_sizes_source_and_error(rlpto, project: Path) -> None:

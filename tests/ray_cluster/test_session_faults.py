@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,15 +20,20 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from rlpto.core.stopping import StopRule
 from rlpto.io.errors import ClusterError
+from rlpto.io.files import FileLock
 from rlpto.io.interrupts import interrupts_kept
 from rlpto.ray_cluster.messages import Command, JobSpec, Plan
+from rlpto.ray_cluster.scheduler import session_folder
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.live_curves import EventFile
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import (
     DATABASE,
     SESSIONS,
+    SessionLock,
+    is_locked,
     job_progress,
+    lock_of,
     newest_database,
     read_table,
     remove_sessions,
@@ -300,6 +305,18 @@ def test_jobs_are_submitted_at_times_of_the_day_not_of_the_session(tmp_path: Pat
         assert [row.submitted for row in find(database, JobRow)] == [1e9, 1e9 + 5.0]
 
 
+def test_a_session_that_is_only_looked_at_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another look does not take the first for a scheduler, and a scheduler waits until it is over."""
+    monkeypatch.setattr(session_folder, "PROBES_S", [0.01] * 10_000)
+    path = tmp_path / "state.sqlite"
+    lock_of(path).touch()
+    look = FileLock(lock_of(path), os.O_RDONLY, shared=True)
+    assert not is_locked(path)
+    threading.Timer(0.02, look.close).start()
+    with closing(SessionLock(path)):
+        assert is_locked(path)
+
+
 def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
     database = tmp_path / "ray" / "fifo-jobs-0" / "state.sqlite"
     assert newest_database(tmp_path) is None
@@ -309,9 +326,13 @@ def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
             own.change(1.0, f"job-{number}", gpus, 0.5, ())
         own.set_job("job-0", progress=2.0)
         own.set_job("job-1", state="finished", progress=8.0)
-        put(own, [PredictionRow("job-0", 10.0, "fifo", 1.0, finish=35.0), PredictionRow("job-2", 10.0, "fifo", 40.0)])
+        now = time.time()
+        rows = ("job-0", now + 35.0), ("job-1", now - 1.0), ("job-2", None)
+        put(own, [PredictionRow(job, now - 10.0, "fifo", 1.0, finish=finish) for job, finish in rows])
         assert newest_database(tmp_path) == database
         first, second, third = job_progress(database)
-    assert first == ("job-0", "a name", "starting", 1, 0.25, 25.0)
+    assert first[:5] == ("job-0", "a name", "starting", 1, 0.25)
+    assert first[5] is not None
+    assert first[5] <= 35.0 <= first[5] + (time.time() - now), "counted from now, not from the prediction"
     assert second[2:] == ("finished", 0, 1.0, None)
     assert third[2:] == ("submitted", 0, 0.0, None)

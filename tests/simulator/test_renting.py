@@ -57,6 +57,19 @@ def test_a_job_starts_at_the_second_its_node_has_booted_and_the_node_costs_from_
     assert seen[-1, 2] == pytest.approx((seen[-1, 0] - 60) * PRICE / 3600)
 
 
+def test_a_rented_cluster_that_starts_without_jobs_counts_the_work_of_later_ones() -> None:
+    done = []
+    for jobs in ([], [job(epochs=1.0)]):
+        cluster = SimulatedCluster(tuple(nodes(1, gpus=1, least=1)), jobs, linear_tables(), SimulatorSettings())
+        if not jobs:
+            cluster.append([job(epochs=1.0)])
+            cluster.advance()
+        run_with(cluster, [1])
+        done.append(cluster.work_done())
+    assert done[0] == done[1]
+    assert done[0][0] > 0
+
+
 def test_an_idle_node_is_kept_for_its_idle_time_and_its_least_time():
     jobs = [job(epochs=50.0, gpus=4)]
     for rented, kept in (({"idle": 300.0}, 540), ({"minimum": 1200.0}, 1200), ({}, 300)):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.store import curves, programs, requests, status
+from rlpto.store import curves, events, programs, requests, status
 from rlpto.store.database import Store
-from rlpto.store.jobs import STATES, JobRow, change_job, insert_job, list_jobs
+from rlpto.store.jobs import STATES, JobRow, change_job, insert_job, jobs_to_take_in, list_jobs, still_expected
 from rlpto.store.rows import insert, put
 from rlpto.store.users import add_token, add_user, token_hash, user_of_token
 
@@ -91,6 +91,21 @@ def test_what_was_held_is_counted_and_found_by_the_time_it_overlaps(store: Store
     assert curves.usage(store, 20_000.0, 20_000.0) == []
     for since, until, found in ((0.0, 3000.0, [0]), (7000.0, 7300.0, [2, 1, 0]), (7300.0, 9000.0, [2, 1])):
         assert [span.job for span in curves.spans_between(store, since, until)] == [jobs[at] for at in found]
+
+
+def test_of_many_events_of_a_job_the_newest_are_shown(store: Store) -> None:
+    for number in range(210):
+        events.add_event(store, "job", float(number), "j", "ann")
+    assert [event.at for event in events.events_of_job(store, "j")] == [float(number) for number in range(10, 210)]
+
+
+def test_held_jobs_are_not_read_again_and_again(store: Store) -> None:
+    made = [insert_job(store, JobRow("ann", name, "p", 1.0), 1.0).id for name in "abc"]
+    change_job(store, made[1], 2.0, held_by="ann")
+    change_job(store, made[2], 2.0, state="running")
+    assert [job.id for job in jobs_to_take_in(store, 9)] == made[:1]
+    assert still_expected(store, made) == set(made[:2])
+    assert still_expected(store, []) == set()
 
 
 def test_of_a_long_queue_what_differs_is_written(store: Store) -> None:

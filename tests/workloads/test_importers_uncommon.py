@@ -242,6 +242,13 @@ def test_a_table_of_ones_own_is_read_by_the_names_of_its_columns(put) -> None:
     assert str(by_yaml.origin) == "2025-01-01 00:00:00"
 
 
+def test_days_without_hyphens_are_not_taken_for_seconds(put) -> None:
+    with pytest.raises(TraceError, match=r"column t: 20240101 may be a date or seconds; expected dates as 2024-01-31"):
+        read(put("t,g\n20240101,1\n20240102,1\n"), "table", columns="submit=t,gpus=g")
+    seconds = read(put("t,g\n20240101,1\n20249999,1\n"), "table", columns="submit=t,gpus=g").trace
+    assert seconds.submit_time.tolist() == [0.0, 9898.0]
+
+
 def test_times_in_seconds_of_ones_own_are_those_since_1970_if_they_are_large(put) -> None:
     for first, origin in ((1_735_689_600, "2025-01-01 00:00:00"), (5, None)):
         trace = read(

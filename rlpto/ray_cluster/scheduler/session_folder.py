@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -18,8 +19,10 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.store.database import looking
 
 SESSIONS = "ray"
-"""Folder of a run that holds a folder for each session: its database and the jobs' checkpoints."""
+"""Subfolder of a run with one folder per session, which holds the session's database and jobs' checkpoints."""
 DATABASE = "state.sqlite"
+PROBES_S = (0.05, 0.05, 0.1)
+"""Pauses before the lock is tried again: `is_locked` holds it for an instant."""
 """The session database in the folder of a session."""
 
 
@@ -45,8 +48,10 @@ def remove_sessions(run: Path) -> None:
 
 
 def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
-    """Raise ClusterError if jobs of an earlier session exist, because their work must not be discarded unasked. Without
-    the database they could continue, but their costs and start times would be lost."""
+    """For a session without a database: raise ClusterError if its jobs still run or have files.
+
+    Their work must not be discarded without the user's consent, and without the database their costs and start times
+    are lost."""
     left = sum(Path(spec.folder).exists() for spec in specs)
     if controllers:
         there = f"{len(controllers)} jobs of the session are at work"
@@ -69,7 +74,14 @@ class SessionLock(FileLock):
         lock = lock_of(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            super().__init__(lock)
+            for pause in (*PROBES_S, None):
+                try:
+                    super().__init__(lock)
+                    break
+                except BlockingIOError:
+                    if pause is None:
+                        raise
+                    time.sleep(pause)
         except BlockingIOError:
             owner = lock.read_text("ascii", "replace").strip() or "unknown"
             raise ClusterError(f"{path}: another scheduler (process {owner}) is at work on it, expected none") from None
@@ -91,7 +103,7 @@ def lock_of(path: Path) -> Path:
 def is_locked(path: Path) -> bool:
     """True if a scheduler is at work on the session database at `path`."""
     try:
-        FileLock(lock_of(path), os.O_RDONLY).close()
+        FileLock(lock_of(path), os.O_RDONLY, shared=True).close()
     except BlockingIOError:
         return True
     except OSError:
@@ -100,25 +112,30 @@ def is_locked(path: Path) -> bool:
 
 
 def job_progress(database: Path) -> list[tuple[str, str, str, int, float, float | None]]:
-    """All jobs of a session in order of submission: id, the user's name, state from `rlpto.store.jobs`, GPUs held,
-    share of its training that is done, and seconds until its end by the newest prediction, or None without one. Raises
-    ClusterError if there is no database."""
+    """Return all jobs of a session in order of submission: id, name, state (`rlpto.store.jobs`), GPUs held, share of
+    the epochs that are done, and seconds from now until the predicted end. The last is None if no end is predicted or
+    if the predicted end has passed. Raises ClusterError if there is no database."""
     with looking(database) as base:
-        return base.execute(
-            "SELECT jobs.id, name, state, gpus_held, MIN(progress / epochs, 1.0), finish - as_of FROM jobs "
+        rows = base.execute(
+            "SELECT jobs.id, name, state, gpus_held, MIN(progress / epochs, 1.0), finish FROM jobs "
             "LEFT JOIN predictions ON job = jobs.id WHERE number IS NOT NULL ORDER BY number"
         ).fetchall()
+    now = time.time()
+    return [(*job, None if finish is None or finish < now else finish - now) for *job, finish in rows]
 
 
 def newest_database(folder: Path) -> Path | None:
     """The most recently written session database of a run folder; None if there is none."""
-    return max(folder.glob("ray/*/state.sqlite"), key=_written, default=None)
+    return max(folder.glob(f"{SESSIONS}/*/{DATABASE}"), key=_written, default=None)
 
 
 def _written(database: Path) -> float:
-    """When a database was last changed, including its write-ahead log if it is open."""
-    log = database.with_name(f"{database.name}-wal")
-    return max(file.stat().st_mtime for file in (database, log) if file.exists())
+    """When a database was last changed, including its write-ahead log if it is open; 0 once it is gone."""
+    times = [0.0]
+    for file in (database, database.with_name(f"{database.name}-wal")):
+        with suppress(FileNotFoundError):  # SQLite deletes the log when the last connection closes
+            times.append(file.stat().st_mtime)
+    return max(times)
 
 
 def sessions_at_work(run: Path) -> list[Path]:

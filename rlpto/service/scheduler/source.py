@@ -14,7 +14,7 @@ from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.service.scheduler.session import Environment
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import JobRow, State, change_job, get_job, jobs_to_take_in, out_of_time
+from rlpto.store.jobs import JobRow, State, change_job, get_job, jobs_to_take_in, out_of_time, still_expected
 from rlpto.store.requests import Request, answer, ask, open_requests
 from rlpto.store.status import is_drained, set_drained
 
@@ -59,9 +59,8 @@ class JobQueueSource:
         if self.closed:
             return []
         rows, jobs = jobs_to_take_in(self._store, MOST_AT_ONCE), []
-        new = [row for row in rows if row.id not in self._given and not row.held_by]
-        if len(rows) < MOST_AT_ONCE:
-            self._given.intersection_update(row.id for row in rows)
+        new = [row for row in rows if row.id not in self._given]
+        self._given = still_expected(self._store, self._given)
         for row in new:
             problem = self._unmet(row) or self._catalogue.problem(row)
             if problem is None:

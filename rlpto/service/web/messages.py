@@ -8,7 +8,7 @@ import logging
 from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from fastapi.encoders import jsonable_encoder
 
@@ -30,6 +30,13 @@ _LOG = logging.getLogger("rlpto.service")
 def forget_messages(store: Store) -> None:
     """Forget what was delivered, so that a webhook which is set later gets only ends after that."""
     store.write("DELETE FROM facts WHERE key = ?", (_DELIVERED,))
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Answers 301 to 303 to a POST would be followed by a GET without the message, and count as its delivery."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow no redirect: it is raised as HTTPError."""
 
 
 class EndMessages:
@@ -83,7 +90,9 @@ class EndMessages:
             except (OSError, HTTPException, ValueError) as error:  # ValueError: a name that no host can have
                 code = error.code if isinstance(error, HTTPError) else None
                 said = f"webhook at {place}: {type(error).__name__ if code is None else f'it answers {code}'}"
-                if code is not None and 400 <= code < 500 and code not in _AGAIN:
+                if code is not None and 300 <= code < 400:
+                    said += " (expected the address that it redirects to)"
+                if code is not None and 300 <= code < 500 and code not in _AGAIN:
                     _LOG.error("%s to the end of job %s, which is left out", said, event.job)
                     return
             _LOG.warning("%s; tried again in %g s", said, wait)
@@ -95,7 +104,8 @@ class EndMessages:
         failure."""
         body = json.dumps({"text": _text(row), "job": jsonable_encoder(row)}).encode()
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-        with urlopen(Request(self._url, body, headers, method="POST"), timeout=TIMEOUT_S) as answer:
+        request = Request(self._url, body, headers, method="POST")
+        with build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
             answer.read(1)
 
 

@@ -72,7 +72,8 @@ LARGEST_ARRAY = 1000
 LARGEST_SCRIPT = 48 * 1024
 """Most characters of a script; the whole body also has a limit in bytes."""
 Source = Annotated[str, Field(min_length=1, max_length=LARGEST_SCRIPT), AfterValidator(_is_unicode)]
-Argument = Annotated[str, Field(max_length=256), AfterValidator(_is_unicode)]
+LONGEST_ARGUMENT = 256
+Argument = Annotated[str, Field(max_length=LONGEST_ARGUMENT), AfterValidator(_is_unicode)]
 Files = Annotated[str, Field(max_length=LARGEST_TEXT)]
 """Unpacked only after the sender is known."""
 

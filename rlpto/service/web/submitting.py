@@ -14,7 +14,7 @@ from typing import Any, get_args
 from rlpto.io.errors import ConfigError
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem, not_valid
-from rlpto.service.web.schemas import LARGEST_NUMBER, ArrayBody, JobBody, ScriptBody
+from rlpto.service.web.schemas import LARGEST_NUMBER, LONGEST_ARGUMENT, ArrayBody, JobBody, ScriptBody
 from rlpto.service.web.state import Service
 from rlpto.store.code_files import unpack
 from rlpto.store.database import Store
@@ -83,6 +83,11 @@ def check_priority(settings: ServiceSettings, user: User, priority: Priority) ->
         raise Problem(403, "quota-exceeded", f"priority: you may not use class {priority}: expected {known}")
 
 
+def at_most(settings: ServiceSettings, user: User, priority: Priority) -> Priority:
+    """The class of a job that is submitted again: as before, if the user may still give it."""
+    return max(priority, highest_priority(settings, user), key=get_args(Priority).index)
+
+
 def previews_for(store: Store, job: JobRow) -> list[PreviewRow]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as predicted by the scheduler."""
     program = get_program(store, job.program)
@@ -110,6 +115,9 @@ def bodies_of(array: ArrayBody) -> Iterator[JobBody]:
         end, script = f"[{number}]", body.script
         if script is not None:
             given = [argument.replace(NUMBER, str(number)) for argument in script.arguments]
+            if long := next((text for text in given if len(text) > LONGEST_ARGUMENT), None):
+                said = f"expected at most {LONGEST_ARGUMENT} characters, got {len(long)} in job {end}"
+                raise not_valid(f"script.arguments: {said}")
             script = script.model_copy(update={"arguments": given})
         options = {key: _numbered(value, number) for key, value in body.options.items()}
         named = name[: _LONGEST_NAME - len(end)] + end

@@ -131,10 +131,21 @@ def header_of(head: str) -> list[str]:
     return [name.strip(' "') for name in line.split(max(SEPARATORS, key=line.count))]
 
 
+DAY = re.compile("(19|20)[0-9]{2}(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])")
+"""A date as 20240131, which is a number too."""
+
+
 def _read_jobs(name: str, table: Table, found: Columns, lines: Lines) -> ImportResult:
     if table.dates is None:
         known = next((text for text in found[table.submit] if text.strip() not in BLANKS), "0")
         table = replace(table, dates=not _is_number(known))
+        if DAY.fullmatch(known.strip()) and all(
+            DAY.fullmatch(text.strip()) for text in found[table.submit] if text.strip() not in BLANKS
+        ):
+            raise TraceError(
+                f"{lines.path}: column {table.submit}: {known} may be a date or seconds; "
+                "expected dates as 2024-01-31, or smaller numbers of seconds"
+            )
     columns = job_columns(name, table, found, lines)
     if table.identified:
         lines.once()

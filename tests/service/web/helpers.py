@@ -64,6 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.got.put({**body, "code": code, "key": key, "at": time.monotonic()})
         self.send_response(code)
         self.send_header("Retry-After", "1")
+        if code == 301:
+            self.send_header("Location", "/moved")
         self.end_headers()
         self.wfile.write(b'{"token": "new"}')
 

@@ -310,6 +310,12 @@ def test_a_job_that_is_over_is_submitted_once_more_for_its_owner(api: Api) -> No
         assert (answer.status_code, again["id"] != first["id"]) == (201, True)
         assert again | own == first | own
         assert api("POST", path, "olga", headers=key).json()["id"] == again["id"], "the same key makes one job"
+    api("PATCH", "users/dev", "root", json={"highest_priority": "normal"})
+    answer = api("PATCH", f"jobs/{again['id']}", "olga", json={"priority": "high"})
+    assert answer.json()["priority"] == "high", "an operator may raise it"
+    change_job(api.store, again["id"], time.time(), state="failed")
+    raised = api("POST", f"jobs/{again['id']}/resubmit", "dev").json()
+    assert raised["priority"] == "normal", "the owner's highest class"
     problem(api("POST", path, "ann"), 404, "not-found")
     api.refuse("no such class")
     problem(api("POST", path, "dev"), 403, "program-not-allowed")
@@ -336,6 +342,9 @@ def test_jobs_that_differ_by_a_number_are_submitted_together(api: Api) -> None:
     runs = array(api, "dev", 8, 10, program="script", script=script).json()["jobs"]
     assert [job["arguments"] for job in runs] == [["--seed", str(n), f"--out=x{n}"] for n in (8, 9, 10)]
     assert len({job["script"] for job in runs}) == 1
+    script["arguments"] = ["{i}" * 80]
+    said = problem(array(api, "dev", 1000, 1001, program="script", script=script), 422, "not-valid")
+    assert said == "script.arguments: expected at most 256 characters, got 320 in job [1000]"
 
 
 def test_of_an_array_all_jobs_are_taken_or_none(api: Api) -> None:

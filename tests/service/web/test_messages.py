@@ -50,6 +50,20 @@ def end(store: Store, name: str, state: str, reason: str = "") -> str:
     return row.id
 
 
+def test_a_redirect_is_no_delivery(receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It would be followed by a GET without the message."""
+    settings = make_settings(tmp_path / "service", web={"webhook": receiver.address})
+    fill(settings)
+    with serving(settings) as store:
+        receiver.answers = [301]
+        moved = end(store, "one", "finished")
+        second = end(store, "two", "finished")
+        assert receiver.got.get(timeout=WAIT_S)["code"] == 301
+        assert receiver.got.get(timeout=WAIT_S)["job"]["id"] == second
+    assert "it answers 301 (expected the address that it redirects to)" in caplog.text
+    assert f"job {moved}, which is left out" in caplog.text
+
+
 def test_ends_arrive_once_each_in_order(receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = make_settings(tmp_path / "service", web={"webhook": f"{receiver.address}/secret"})
     fill(settings)

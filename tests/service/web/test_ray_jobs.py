@@ -93,6 +93,7 @@ def test_the_command_of_ray(shared_api: Api, web: WebProcess, project: Path) -> 
         ({"entrypoint": "python 'train.py"}, "expected python FILE.py"),
         ({"entrypoint": "python other.py"}, "expected a file of the working_dir"),
         ({"entrypoint": "python model/layers.py"}, "not of a folder in it"),
+        ({"entrypoint": "python latin.py"}, "latin.py: expected a script in UTF-8"),
         ({"metadata": {}}, "metadata.samples"),
         ({"metadata": {"samples": "many"}}, "samples: .* a valid integer"),
         ({"metadata": {"samples": "1", "gpu": "1"}}, "metadata.gpu: expected one of"),
@@ -112,6 +113,7 @@ def test_what_cannot_be_done_is_refused(
     shared_api: Api, web: WebProcess, project: Path, change: dict[str, object], said: str
 ) -> None:
     asked = {"entrypoint": COMMAND, "runtime_env": {"working_dir": str(project)}, "metadata": {"samples": "1"}}
+    (project / "latin.py").write_bytes("# -*- coding: latin-1 -*-\nname = 'é'".encode("latin-1"))
     before = list_jobs(shared_api.store)
     with pytest.raises(RuntimeError, match=said):
         client_of(shared_api, web, "dev").submit_job(**{**asked, **change})  # type: ignore[arg-type]

@@ -195,7 +195,7 @@ async def allocations(
     """The newest 10,000 allocations, that is, GPUs held by each job and when. Default for `since`: one day ago."""
     now = service.now()
     if job is not None:
-        spans = spans_of_job(service.store, (await job_for(job, caller, service)).id)
+        spans = spans_of_job(service.store, (await job_for(job, caller, service)).id)[::-1]
     else:
         spans = spans_between(service.store, now - _DAY_S if since is None else since, now)
     names: dict[str, str] = {}

@@ -17,6 +17,7 @@ from rlpto.service.web.schemas import LARGEST_ROW, ArrayBody, Cursor, JobBody, J
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import (
     allowed_job,
+    at_most,
     bodies_of,
     body_of,
     check_priority,
@@ -153,13 +154,15 @@ async def submit_array(body: ArrayBody, caller: TheCaller, service: TheService, 
 
 @router.post("/jobs/{job}/resubmit", status_code=201)
 async def resubmit(row: TheJob, caller: TheCaller, service: TheService, response: Response, key: Key = None) -> JobRow:
-    """Submit an ended job again, for its owner, with the same values except jobs that had to finish first."""
+    """Submit an ended job again, for its owner, with the same values, but without jobs that had to finish first and
+    without a priority class above the owner's highest."""
     if not row.is_over:
         raise Problem(409, "not-over", f"the job is {row.state}: expected one that is over")
     owner = get_user(service.store, row.owner)
     if owner is None or owner.disabled:
         raise Problem(403, "no-owner", f"{row.owner or 'its owner'} may not submit jobs any more")
     body = body_of(service.store, row)
+    body = body.model_copy(update={"priority": at_most(service.settings, owner, body.priority)})
     await look_at_script(owner, body)
     submit = submission(service, owner, body, key)
 

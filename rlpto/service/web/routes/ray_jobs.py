@@ -4,6 +4,7 @@ and answers follow clients of Ray 2.60 (`ray.job_submission`). Not part of this 
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -37,7 +38,8 @@ SCRIPT_PROGRAM = "script"
 _ASKED = sorted({*JobBody.model_fields, "samples"} - {"after", "labels", "options", "script"})
 """Job fields that can be set by metadata, which are texts."""
 _MOST_JOBS, _MOST_LINES = 200, 10_000
-PackageName = Annotated[str, Path(pattern=r"^_ray_pkg_[A-Za-z0-9_]{1,80}\.zip$")]
+PACKAGE = r"^_ray_pkg_[A-Za-z0-9_]{1,80}\.zip$"
+PackageName = Annotated[str, Path(pattern=PACKAGE)]
 
 
 class RaySubmission(Body):
@@ -132,8 +134,8 @@ def _details(service: Service, row: JobRow) -> dict[str, Any]:
 
 
 def _package(service: Service, owner: str, body: RaySubmission) -> PackageRow | None:
-    where = str(body.runtime_env.get("working_dir", ""))
-    return get_package(service.store, owner, where.removeprefix("gcs://"))
+    name = str(body.runtime_env.get("working_dir", "")).removeprefix("gcs://")
+    return get_package(service.store, owner, name) if re.fullmatch(PACKAGE, name) else None
 
 
 def _job_body(body: RaySubmission, package: PackageRow | None) -> JobBody:
@@ -178,6 +180,9 @@ def _script(body: RaySubmission, package: PackageRow | None, samples: object) ->
         raise not_valid(f"entrypoint: expected a file of the working_dir, not of a folder in it, got {name[:80]!r}")
     if samples is None:
         raise not_valid("metadata.samples: expected the samples of an epoch, `data_size` of the script's session")
-    text = source.decode("utf-8", "replace")
+    try:
+        text = source.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise not_valid(f"entrypoint: {name[:80]}: expected a script in UTF-8") from None
     script = {"name": name, "source": text, "arguments": arguments, "samples": samples}
     return {**script, "files": packed(files), "pip": pip}
