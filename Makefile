@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   := $(shell nproc 2>/dev/null || echo 1)
 CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*.py))
 AGENTS  := agents cases planner_windows planner_agents planner_reward
-SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge lengths planner_generated pollux rivals schedulearn sia stopping windows
+SYSTEMS := accuracy adaptdl classes coach configuration_manager estimates generated knowledge lengths planner_generated pollux rivals schedulearn sia stopping windows
 
 # A test that hangs fails. Each process imports all tests: 13 s of a core, and more without the bytecode of the last run.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder --timeout 600

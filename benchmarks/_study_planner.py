@@ -69,7 +69,7 @@ CLAIMED = (
 )
 FOLDERS = ("traces/pollux", "pollux/generated")
 """Pollux's published workloads, and the workloads that the weights were tuned on, with true speeds."""
-BELIEFS: dict[str, tuple[str, ...]] = {
+ESTIMATES: dict[str, tuple[str, ...]] = {
     "Pollux's fit, jobs not observed look short": ("knowledge.fit=pollux",),
     "fit with a prior": (),
     "the same, epochs unknown: as many left as done": (UNKNOWN, "knowledge.tail=1"),
@@ -170,12 +170,12 @@ def knowledge(plan: Plan) -> Part:
     return Part({f"best policy, {name}": min(row[name] for row in ratios.values()) for name in CLAIMED}, rows)
 
 
-def beliefs(plan: Plan) -> Part:
+def estimates(plan: Plan) -> Part:
     """Value of each part of the estimates to the tuned index, if each job fits its own speed."""
     rows = list[Row]()
-    for name, settings in BELIEFS.items():
+    for name, settings in ESTIMATES.items():
         found = [of_published(plan, TUNED, (*ONLINE, *settings), folder) for folder in FOLDERS]
-        rows.append({"beliefs": name, "workloads 1-4": f"{found[0]:.3f}", "workloads 101-106": f"{found[1]:.3f}"})
+        rows.append({"estimates": name, "workloads 1-4": f"{found[0]:.3f}", "workloads 101-106": f"{found[1]:.3f}"})
     return Part(rows=rows)
 
 

@@ -202,7 +202,7 @@ FITS, FIT_LOOPS = 2500, 250.0
 OBSERVED = ("nodes", "gpus", "local", "step_time", "sync_time")
 
 
-def beliefs(_: int) -> Found:
+def fits(_: int) -> Found:
     """Time of fits to the observed steps of 30 stored cases of Pollux's simulator; tests compare them with its own."""
     cases = json.loads(_common.real("pollux/pollux-fit-cases.json").read_text(encoding="utf-8"))
     observed = [
@@ -219,7 +219,7 @@ def beliefs(_: int) -> Found:
             fit_with_prior(observed[number % len(observed)], prior_without(""), 128.0)
 
     fit_all_with_prior()  # compiles
-    taken = _common.calibrated("beliefs", {"fits": fit_all, "with prior": fit_all_with_prior}, repeats=1)
+    taken = _common.calibrated("fits", {"fits": fit_all, "with prior": fit_all_with_prior}, repeats=1)
     ms = {name: round(1e3 * found.seconds / FITS, 2) for name, found in taken.items()}
     check = Check(f"{FITS:,} fits", taken["fits"].loops, "calibration loops", FIT_LOOPS, False)
     return [check], {"a fit by Pollux's rules, CPU-ms": ms["fits"], "one with a prior, CPU-ms": ms["with prior"]}
@@ -345,7 +345,7 @@ def started(command: Sequence[str]) -> float:
     return _common.seconds_of(call, time.perf_counter)
 
 
-PARTS = {part.__name__: part for part in (simulator, philly, rented, batch, beliefs, large, startup)}
+PARTS = {part.__name__: part for part in (simulator, philly, rented, batch, fits, large, startup)}
 
 if __name__ == "__main__":
     _common.main(__doc__, PARTS, repeats=7)
