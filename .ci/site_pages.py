@@ -103,6 +103,8 @@ def division(case: Case, entries: Entries) -> str:
     rows = [row.figures for row in read_rows(FIFO_FILE) if row.case == case.id]
     fifo, bound = (sum(row[FIGURES.index(key)] for row in rows) / len(rows) / 3600 for key in ("jct", "bound"))
     environment = f"environment of its training windows `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`"
+    if not case.trains:
+        environment = "no training windows"
     apart = " It does not count for the score of its division." if case.ships and not case.counts else ""
     build = "" if case.ships else f"rlpto bench build {case.jobs}\n"
     return (

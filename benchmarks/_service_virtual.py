@@ -29,7 +29,7 @@ from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService,
 
 POLICIES = ("fifo", "elastic_fifo", "index")
 CASES = (*((policy, "declared") for policy in POLICIES), ("fifo", "learnt"), ("index", "learnt"))
-"""Policies, with what is known of lengths, whose intervals are checked."""
+"""Policies whose intervals are checked, each with `knowledge.remaining`."""
 NODES = [{"count": 4, "gpus": 4}]
 HOUR_S = 3600.0
 PROGRAMS = 3
@@ -96,7 +96,7 @@ def world(
 ) -> Iterator[tuple[VirtualService, np.random.Generator]]:
     """A service whose programs have speeds drawn by the seed, and a generator for other draws. look_every [s].
 
-    remaining: what is known of lengths.
+    remaining: `knowledge.remaining` of the service.
     """
     rng = np.random.default_rng(seed)
     names = [f"program_{number}" for number in range(PROGRAMS)]
@@ -178,7 +178,7 @@ def covered(policy: str, remaining: str, seed: int) -> list[tuple[bool, float, b
     """For every job present after some hours: whether its finish lies in its interval, the interval's width relative to
     the time to the finish, and whether its start lies in its interval (None if it had started).
 
-    Later arrivals are drawn from the forecaster. remaining: what is known of lengths.
+    Later arrivals are drawn from the forecaster. remaining: `knowledge.remaining` of the service.
     """
     with world(policy, seed, HISTORY_H * HOUR_S, remaining) as (service, rng):
         until = service.now() + HISTORY_H * HOUR_S

@@ -332,12 +332,18 @@ def _noted() -> dict[str, tuple[str, int, str]]:
         found = {address: (str(file), int(process), str(start)) for address, (file, process, start) in noted.items()}
     except (ConfigError, OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-    alive = {address: one for address, one in found.items() if _started(one[1]) == one[2]}
+    alive = {address: one for address, one in found.items() if _runs(one)}
     return alive or dict([*found.items()][-1:])
 
 
 def _note() -> Path:
     return state_folder() / "services.json"
+
+
+def _runs(noted: tuple[str, int, str]) -> bool:
+    """Whether the process of a recorded service still runs."""
+    _, process, start = noted
+    return bool(start) and _started(process) == start
 
 
 def _started(process: int) -> str:
@@ -354,10 +360,9 @@ def _token_of(noted: Mapping[str, tuple[str, int, str]], address: str) -> str:
     """Return the token of a recorded service. It is empty for any other address, because a token is sent nowhere else,
     and if the service has ended, because another program may listen there now."""
     try:
-        file, process, start = noted[address]
-        if not start or _started(process) != start:
+        if not _runs(noted[address]):
             return ""
-        return Path(file).read_text(encoding="ascii").strip()
+        return Path(noted[address][0]).read_text(encoding="ascii").strip()
     except (KeyError, OSError, ValueError):
         return ""
 

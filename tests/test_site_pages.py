@@ -36,7 +36,7 @@ def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(entries: dict[
         page = pages[f"cases/{case.name}"]
         assert f"`{case.id}`, digest `{case.digest}`" in page
         named = f"rlpto.bench:rlpto/Bench-{case.id}-v1"
-        assert f"`{named}`" in page
+        assert (f"`{named}`" in page) == case.trains
         assert ("does not count" in page) == (case.jobs in ("llm", "llm_kinds"))
         calls = [words_of(line) for line, _ in commands(page)]
         assert ["rlpto", "bench", "run", "fifo", "--case", case.id] in calls

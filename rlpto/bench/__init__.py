@@ -1,13 +1,13 @@
 """rlpto-bench: frozen cases, scores, and submissions that can be checked by running a part of them again.
 
-Importing this registers every case for training: `gymnasium.make("rlpto.bench:rlpto/Bench-microsoft04-0.9-v1")`.
+Importing this registers the cases for training: `gymnasium.make("rlpto.bench:rlpto/Bench-microsoft04-0.9-v1")`.
 """
 
 from gymnasium.envs.registration import register
 
-from rlpto.bench.suite import VERSION, case_ids
+from rlpto.bench.suite import VERSION, cases
 
-for _case in case_ids():
+for _case in (case.id for case in cases() if case.trains):
     register(
         id=f"rlpto/Bench-{_case}-v{VERSION}",
         entry_point="rlpto.bench.suite:case_env",

@@ -47,7 +47,7 @@ def record(
             raise ConfigError(f"data set {name} is there already, expected another name")
     except (ValueError, TypeError, OSError) as wrong:
         raise ConfigError(f"data set {name}: {one_line(wrong)}, expected NAMESPACE/NAME-vNUMBER") from None
-    decides = Experiment(find_case(case).drawing).policy(policy)
+    decides = Experiment(find_case(case).training()).policy(policy)
     env_id, taken = f"rlpto.bench:rlpto/Bench-{case}-v{VERSION}", list[AnyArray]()
     env = gymnasium.wrappers.FlattenObservation(gymnasium.make(env_id, **settings | {"baseline": "none"}))
     single = env.unwrapped

@@ -82,6 +82,19 @@ class Case:
         return found
 
     @property
+    def trains(self) -> bool:
+        """Whether policies may be trained and tuned on its workload."""
+        return self.division != TRANSFER
+
+    def training(self) -> Config:
+        """The configuration with its training and validation windows. Raises ConfigError if it has none."""
+        if not self.trains:
+            raise ConfigError(
+                f"case {self.id}: no policy may be trained or tuned on it, expected another division's case"
+            )
+        return self.drawing
+
+    @property
     def drawing(self) -> Config:
         """The configuration that draws its jobs: training and validation windows of the same workload, whose jobs all
         finish, since an agent that learns from whole windows needs that."""
@@ -173,14 +186,14 @@ def case_env(case: str, **settings: Any) -> ClusterEnv:
     """An environment with training windows of a case; takes the arguments of `rlpto/Cluster-v0`, except for config."""
     from rlpto.experiments.environments import cluster_env
 
-    return cluster_env(find_case(case).drawing, **settings)
+    return cluster_env(find_case(case).training(), **settings)
 
 
 def case_vector_env(num_envs: int = 1, *, case: str, **settings: Any) -> ClusterVectorEnv:
     """Many environments of `case_env` that step together."""
     from rlpto.experiments.environments import vector_env
 
-    return vector_env(num_envs, find_case(case).drawing, **settings)
+    return vector_env(num_envs, find_case(case).training(), **settings)
 
 
 def _config(settings: Mapping[str, Any]) -> Config:

@@ -32,7 +32,7 @@ def config(case: Annotated[str, typer.Argument(metavar="CASE", help="A case, see
     from rlpto.bench.suite import find_case
     from rlpto.experiments.config import resolved_yaml
 
-    print(resolved_yaml(find_case(case).drawing), end="")
+    print(resolved_yaml(find_case(case).training()), end="")
 
 
 JobsOption = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")]

@@ -109,7 +109,7 @@ class RemainingWork:
     def _guessed(self, index: IntArray, quantile: FloatArray | None = None) -> FloatArray:
         """[n] remaining epochs by progress alone, or by the curve.
 
-        quantile: [n] of the part of its training that a job has done. Default: that of the estimate, 1 / (1 + tail).
+        quantile: [n] of the part of its training that a job has done. Default: 1 / (1 + tail), as in estimates.
         """
         part = np.full(len(index), 1 / (1 + self._tail)) if quantile is None else quantile
         progress = self._store.progress[index]
@@ -159,7 +159,8 @@ LengthsOf = Callable[[int, int | None], tuple[FloatArray, FloatArray]]
 def _longer(job_type: int, user: int, done: float, lengths_of: LengthsOf) -> tuple[FloatArray, FloatArray]:
     """Possible lengths [epochs] of a job, those of finished jobs beyond the epochs done, and their chances.
 
-    They come from the jobs of `learnt_epochs`. What the chances of the user's lack to 1 goes to those of all users.
+    They come from the jobs of `learnt_epochs`. Jobs of all users share the chance that the job is longer than all of
+    its user's.
     """
     possible, chances, left = np.zeros(0), np.zeros(0), 1.0
     for whose in (user, None):
@@ -221,7 +222,7 @@ def ending_at(lengths: FloatArray, active: FloatArray) -> FloatArray:
     """[L] chances that a job has one of the lengths [L], ascending, of finished jobs.
 
     active: lengths so far of jobs that have not finished, ascending. One more job, of unknown length, counts as longer
-    than all: what the chances lack to 1 is its own. Source: Kaplan, Meier, J. Am. Stat. Assoc. 53, 1958.
+    than all, so the chances add up to less than 1. Source: Kaplan, Meier, J. Am. Stat. Assoc. 53, 1958.
     """
     longer = len(lengths) - np.arange(len(lengths)) + len(active) - np.searchsorted(active, lengths)
     ends = 1 / (longer + 1)

@@ -149,7 +149,7 @@ def jobs_to_take_in(store: Store, limit: int) -> list[JobRow]:
 
 
 def still_expected(store: Store, ids: Collection[str]) -> set[str]:
-    """Those of some jobs that the scheduler does not decide on yet."""
+    """The given jobs that the scheduler does not decide on yet."""
     query = f"SELECT id FROM jobs WHERE state IN ({_marks(EXPECTED)}) AND id IN (SELECT value FROM json_each(?))"
     return {row[0] for row in store.rows(query, (*EXPECTED, json.dumps([*ids])))} if ids else set()
 

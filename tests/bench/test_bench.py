@@ -4,7 +4,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
@@ -76,6 +76,15 @@ def test_jobs_drawn_again_are_the_frozen_ones(name: str) -> None:
 def test_agents_may_learn_from_whole_windows_of_every_case() -> None:
     for case in cases():
         check_whole_windows(case.drawing)
+
+
+def test_no_policy_is_trained_on_a_cluster_of_the_division_transfer() -> None:
+    said = "case microsoft02-0.9-transfer: no policy may be trained"
+    for use in (find_case("microsoft02-0.9-transfer").training, partial(case_env, "microsoft02-0.9-transfer")):
+        with pytest.raises(ConfigError, match=said):
+            use()
+    assert "rlpto/Bench-microsoft04-0.9-history-v1" in gymnasium.registry
+    assert not [name for name in gymnasium.registry if "transfer" in name]
 
 
 def test_frozen_history_gives_the_results_of_the_trace() -> None:

@@ -21,9 +21,9 @@ from rlpto.store.database import looking
 SESSIONS = "ray"
 """Subfolder of a run with one folder per session, which holds the session's database and jobs' checkpoints."""
 DATABASE = "state.sqlite"
+"""The session database in the folder of a session."""
 PROBES_S = (0.05, 0.05, 0.1)
 """Pauses before the lock is tried again: `is_locked` holds it for an instant."""
-"""The session database in the folder of a session."""
 
 
 def session_name(run: Path, key: str) -> str:

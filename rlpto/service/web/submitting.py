@@ -83,8 +83,8 @@ def check_priority(settings: ServiceSettings, user: User, priority: Priority) ->
         raise Problem(403, "quota-exceeded", f"priority: you may not use class {priority}: expected {known}")
 
 
-def at_most(settings: ServiceSettings, user: User, priority: Priority) -> Priority:
-    """The class of a job that is submitted again: as before, if the user may still give it."""
+def allowed_priority(settings: ServiceSettings, user: User, priority: Priority) -> Priority:
+    """The given class, or the user's highest class if that is lower."""
     return max(priority, highest_priority(settings, user), key=get_args(Priority).index)
 
 

@@ -40,6 +40,9 @@ SEPARATORS = ",;\t|"
 _TRES_COMMA = re.compile(r"(=[^,=]*),(?=[\w/:.-]+=)")
 _GPUS = re.compile(r"(?:^|[,;/:])gpu(?::([\w.-]+))?[=:](\d{1,12})", re.ASCII)
 
+_DAY = re.compile("(19|20)[0-9]{2}(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])")
+"""A date as 20240131, which is a number too."""
+
 Columns = dict[str, list[str]]
 """[N] texts by the name of their column."""
 
@@ -131,16 +134,12 @@ def header_of(head: str) -> list[str]:
     return [name.strip(' "') for name in line.split(max(SEPARATORS, key=line.count))]
 
 
-DAY = re.compile("(19|20)[0-9]{2}(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])")
-"""A date as 20240131, which is a number too."""
-
-
 def _read_jobs(name: str, table: Table, found: Columns, lines: Lines) -> ImportResult:
     if table.dates is None:
         known = next((text for text in found[table.submit] if text.strip() not in BLANKS), "0")
         table = replace(table, dates=not _is_number(known))
-        if DAY.fullmatch(known.strip()) and all(
-            DAY.fullmatch(text.strip()) for text in found[table.submit] if text.strip() not in BLANKS
+        if _DAY.fullmatch(known.strip()) and all(
+            _DAY.fullmatch(text.strip()) for text in found[table.submit] if text.strip() not in BLANKS
         ):
             raise TraceError(
                 f"{lines.path}: column {table.submit}: {known} may be a date or seconds; "

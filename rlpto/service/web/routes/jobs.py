@@ -17,7 +17,7 @@ from rlpto.service.web.schemas import LARGEST_ROW, ArrayBody, Cursor, JobBody, J
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import (
     allowed_job,
-    at_most,
+    allowed_priority,
     bodies_of,
     body_of,
     check_priority,
@@ -162,7 +162,7 @@ async def resubmit(row: TheJob, caller: TheCaller, service: TheService, response
     if owner is None or owner.disabled:
         raise Problem(403, "no-owner", f"{row.owner or 'its owner'} may not submit jobs any more")
     body = body_of(service.store, row)
-    body = body.model_copy(update={"priority": at_most(service.settings, owner, body.priority)})
+    body = body.model_copy(update={"priority": allowed_priority(service.settings, owner, body.priority)})
     await look_at_script(owner, body)
     submit = submission(service, owner, body, key)
 
