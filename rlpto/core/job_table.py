@@ -185,6 +185,11 @@ class JobTable:
         """[n] True for jobs whose `remaining` was declared or learnt from other jobs; False where it is a guess."""
         return np.ones(len(self.index), dtype=bool) if self._left is None else self._left.known(self._rows)
 
+    @property
+    def remaining_declared(self) -> bool:
+        """True if the jobs' remaining work is declared, not estimated."""
+        return self._left is None
+
     def drawn_remaining(self, count: int, rng: np.random.Generator) -> FloatArray | None:
         """[count, n] remaining epochs in possible futures; None if they are declared."""
         return None if self._left is None else self._left.drawn(self._rows, count, rng)

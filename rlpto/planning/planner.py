@@ -80,6 +80,9 @@ class PlannerOptions(Settings):
     remaining cost is estimated."""
     jobs: int = Field(1_000, ge=1)
     """With more active jobs no plan is made: the base decides."""
+    learnt_jobs: float = Field(1.0, ge=0)
+    """Active jobs for each GPU that is up, beyond which no plan is made if remaining work is not declared. In such a
+    crowd, estimates change many times before a rollout's end, and plans that trust them stop jobs again and again."""
     known: float = Field(0.5, ge=0, le=1)
     """Least share of the active jobs whose remaining work is declared or learnt from other jobs. With less no plan is
     made, because rollouts would end when a guess says so. In rollouts the other jobs have their guessed length. With 0,
@@ -127,11 +130,16 @@ class Planner(BasePolicy[PlannerOptions]):
         seen = (state.capacity, *sorted(jobs.index.tolist()))
         if seen != self._seen or state.time >= self._due:
             self._seen, self._due = seen, state.time + rule.every
-            chooses = state.capacity > 0 and 1 < len(jobs) <= rule.jobs
-            # With fewer known, rollouts would end mostly when guesses say so.
-            plans = chooses and float(jobs.remaining_known.mean()) >= rule.known
-            self._plan = self._best(state) if plans else self._base
+            self._plan = self._best(state) if self._may_plan(state) else self._base
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._plan[None]))
+
+    def _may_plan(self, state: ClusterState) -> bool:
+        """Whether a plan is worth making, and can be trusted."""
+        jobs, rule = state.jobs, self.options
+        if state.capacity == 0 or not 1 < len(jobs) <= rule.jobs:
+            return False
+        crowded = len(jobs) > rule.learnt_jobs * state.capacity
+        return jobs.remaining_declared or (not crowded and float(jobs.remaining_known.mean()) >= rule.known)
 
     def frozen(self) -> Index:
         """Return the index with the weights of the present plan, as a snapshot policy."""

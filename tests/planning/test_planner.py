@@ -180,7 +180,7 @@ class TestPlans:
     @pytest.mark.parametrize("remaining", ["unknown", "curve"])
     def test_where_all_work_is_guessed_it_decides_as_its_base(self, remaining: RemainingKnowledge) -> None:
         tables, times, found = random_tables(5, 8, 13.0), SimulatorSettings(), []
-        for policy in (Index(), Planner(None, QUEUE, times, TIME_ONLY), Noted(times, known=0.0)):
+        for policy in (Index(), Planner(None, QUEUE, times, TIME_ONLY), Noted(times, known=0.0, learnt_jobs=10.0)):
             cluster = SimulatedCluster(NODES, at_once(5), tables, times, knowledge=Knowledge(remaining=remaining))
             record = run(cluster, policy, QUEUE, TIME_ONLY, seed=5)
             found.append((record.changes.time.tolist(), record.changes.gpus.tolist()))
@@ -204,6 +204,24 @@ class TestPlans:
         run(cluster, Scripted(look), QUEUE, TIME_ONLY)
         assert min(seen) == 0.0
         assert any(0.5 <= known < 1.0 for known in seen)
+
+    @pytest.mark.parametrize("remaining", ["learnt", "declared"])
+    def test_of_a_crowd_it_makes_a_plan_only_if_lengths_are_declared(self, remaining: RemainingKnowledge) -> None:
+        tables, times = random_tables(5, 8, 13.0), SimulatorSettings()
+        planner, seen = Noted(times, every=1e-3, known=0.0, learnt_jobs=0.5), set()
+
+        def look(state: ClusterState) -> Allocation:
+            before, jobs = len(planner.costs), len(state.jobs)
+            given = planner(state)
+            if jobs > 1:
+                assert (len(planner.costs) > before) == (remaining == "declared" or jobs <= state.capacity / 2)
+                seen.add(jobs)
+            return given
+
+        planner.reset(5)
+        cluster = SimulatedCluster(NODES, at_once(5), tables, times, knowledge=Knowledge(remaining=remaining))
+        run(cluster, Scripted(look), QUEUE, TIME_ONLY)
+        assert min(seen) < 4 < max(seen)
 
     def test_jobs_that_wait_for_a_node_that_is_down_do_not_keep_a_plan(self) -> None:
         """It is not known when it comes back; a rollout until they finish would never end."""
