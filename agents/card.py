@@ -29,7 +29,7 @@ An agent of RLPTO: it decides how many {decides}, in a cluster for distributed d
 ## Use
 
 ```
-rlpto hub load OWNER/NAME -o agent.safetensors
+hf download OWNER/NAME agent.safetensors --local-dir .
 rlpto evaluate {used}
 ```
 

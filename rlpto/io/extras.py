@@ -12,7 +12,6 @@ _PACKAGES = {
     "ray": ("greenlet", "grpc", "optuna", "ray"),
     "service": ("fastapi", "httpx2", "prometheus_client", "starlette", "uvicorn"),
     "oidc": ("jwt",),
-    "hub": ("huggingface_hub",),
     "huggingface": ("accelerate", "transformers"),
     "lightning": ("lightning",),
     "examples": ("minari", "tree"),
