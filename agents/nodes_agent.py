@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def nodes_meaning() -> dict[str, Any]:
     """Meaning of the numbers that go into and come out of the network, in this version of RLPTO."""
-    return {"node_features": [feature.name for feature in FEATURES]}
+    return {"node_features": list(FEATURES)}
 
 
 def nodes_manifest(setup: NodesSetup, settings: AgentSettings) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from rlpto.provisioning.features import (
     gpus_of_action,
     node_features,
 )
-from rlpto.provisioning.reactive import Reactive
+from rlpto.provisioning.rules import Reactive
 
 GOES_ON, WAITS = -1, -2
 """Sentinels for the workload number of a cluster: run for one minute, or leave the cluster alone."""

@@ -21,7 +21,7 @@ from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.provisioning.base import needs_forecast
 from rlpto.provisioning.control import RentedNodes
 from rlpto.provisioning.demand import arriving, minute_counts
-from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.renting import LocalRental, RealNodes
 from rlpto.store.status import PROVISIONING, ProvisioningStatus
@@ -31,7 +31,7 @@ ROW = "rented "
 
 
 @contextmanager
-def rental_of(experiment: Experiment, backend: Backend, seed: int) -> Iterator[LocalRental | None]:
+def rental_of(experiment: Experiment, backend: RayBackend, seed: int) -> Iterator[LocalRental | None]:
     """Yield the rented nodes of a local cluster; None if no nodes are rented or Ray's autoscaler manages them."""
     if experiment.config.ray.autoscale is not None or not experiment.shape.rented_groups:
         yield None

@@ -40,7 +40,7 @@ from rlpto.policies.spec import policy_label
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.messages import raised_in
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import Backend, RayBackend
+from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training, only_scheduler
 from rlpto.ray_cluster.scheduler.job_knowledge import PolicyKnowledge
@@ -280,7 +280,7 @@ def real_cluster(
     experiment: Experiment,
     window: str,
     seed: int,
-    backend: Backend,
+    backend: RayBackend,
     database: SessionDatabase,
     session: str,
     observers: Iterable[Callable[[RayCluster], None]] = (),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from rlpto.core.renting import NodesState
@@ -19,27 +17,19 @@ LIMIT = 100.0
 """Largest absolute value of a feature."""
 
 
-class Feature(NamedTuple):
-    """An entry of an observation, with its description."""
-
-    name: str
-    description: str
-
-
-FEATURES: tuple[Feature, ...] = (
-    *(Feature(f"jobs_{at}", f"jobs per boot time, half-life {at} min") for at in HALF_LIVES),
-    *(Feature(f"gpus_{at}", f"GPUs asked for per boot time, half-life {at} min") for at in HALF_LIVES),
-    Feature("used", "GPUs that jobs hold"),
-    Feature("idle", "GPUs that can be used and are not"),
-    Feature("booting", "GPUs of nodes that boot"),
-    Feature("soon", "GPUs of nodes that have booted for two thirds of the boot time"),
-    Feature("waiting", "GPUs that waiting jobs ask for"),
-    Feature("waiting_jobs", "waiting jobs"),
-    Feature("largest", "GPUs that the largest waiting job asks for"),
-    Feature("spare", "spare GPUs of the heuristic that action zero is"),
-    *(Feature(f"{of}_{part}", f"{part} of the {of}") for of in ("day", "week") for part in ("sine", "cosine")),
+FEATURES: tuple[str, ...] = (
+    *(f"jobs_{minutes}" for minutes in HALF_LIVES),
+    *(f"gpus_{minutes}" for minutes in HALF_LIVES),
+    *("used", "idle", "booting", "soon", "waiting", "waiting_jobs", "largest", "spare"),
+    *(f"{span}_{part}" for span in ("day", "week") for part in ("sine", "cosine")),
 )
-"""All features except those of a forecast, in order; all except the last four are logarithms, log(1 + x) / SCALE."""
+"""Names of all features except those of a forecast, in order.
+
+By half-life in minutes: jobs and requested GPUs per boot time. GPUs: that jobs hold, that are unused, of nodes that
+boot, of nodes that have booted for two thirds of the boot time, that waiting jobs request. Then the number of waiting
+jobs, the GPUs that the largest of them requests, and the spare GPUs of the heuristic that action zero is. All except
+the last four are logarithms, log(1 + x) / SCALE.
+"""
 
 
 def node_features(state: NodesState, spare: FloatArray) -> AnyArray:

@@ -12,13 +12,8 @@ from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.policies.registry import is_own, options_for, package_files
 from rlpto.policies.spec import PolicySpec
-from rlpto.provisioning.average import Average
 from rlpto.provisioning.base import Provisioner
-from rlpto.provisioning.fixed import Fixed
-from rlpto.provisioning.forecast import ForecastDemand
-from rlpto.provisioning.reactive import Reactive
-from rlpto.provisioning.scheduled import Scheduled
-from rlpto.provisioning.spare import Spare
+from rlpto.provisioning.rules import Average, Fixed, ForecastDemand, Reactive, Scheduled, Spare
 
 ENTRY_POINTS = "rlpto.provisioning"
 """Group of entry points under which an installed package offers provisioners: name = class."""

@@ -18,7 +18,7 @@ from rlpto.io.errors import PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.provisioning.control import SimulatedNodes
 from rlpto.provisioning.demand import demand_of
-from rlpto.provisioning.reactive import Reactive
+from rlpto.provisioning.rules import Reactive
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rlpto.core.cluster import Node
 from rlpto.performance.tables import ANY_GPU
@@ -63,50 +63,6 @@ class NodeInfo:
         return Node(self.gpus, self.cpus, self.gpu)
 
 
-class Backend(Protocol):
-    """Access to nodes and controllers: Ray, or a substitute in tests. announced: draining nodes at the last call of
-    `nodes`, by id, with the time they leave [s of `time.time`], or 0 if soon. silent, cut_off: as in `NodeHealth`.
-    join: command that joins another machine; empty if none can. shown: filter of the nodes that are alive. Default: all
-    count."""
-
-    announced: Mapping[str, float]
-    silent: Mapping[str, float]
-    cut_off: float
-    join: str
-    shown: Callable[[list[NodeInfo]], list[NodeInfo]] | None
-
-    def nodes(self) -> list[NodeInfo]:
-        """Return the nodes with GPUs that are alive, neither draining nor silent. Jobs leave a draining node before it
-        is gone."""
-
-    def drain(self, node: str, seconds: float) -> str:
-        """Announce that a node leaves in `seconds`. Returns the reason if this is refused, else an empty string."""
-
-    def request(self, gpus: int) -> None:
-        """Request this number of GPUs in total, if nodes come on demand. Does not wait for them."""
-
-    def find(self) -> set[str]:
-        """Find controllers of this session, and return their jobs. Their reports follow."""
-
-    def start(self, spec: JobSpec, resume: bool) -> None:
-        """Start a job's controller. resume: continue from its newest checkpoint."""
-
-    def command(self, command: Command) -> None:
-        """Send a controller a command."""
-
-    def reports(self, timeout: float) -> list[JobReport]:
-        """Return new reports, those of a job in order, after waiting at most `timeout` s for the first one."""
-
-    def end(self, job: str) -> None:
-        """Let a controller write a checkpoint, release everything, and end. `gone` will include it."""
-
-    def end_all(self) -> None:
-        """End all controllers, and wait until they have ended."""
-
-    def gone(self) -> dict[str, str]:
-        """Return jobs whose controller has gone since the last call, with the reason, empty if it was asked to end."""
-
-
 @dataclass
 class _Call:
     """A call waiting for its answer. job: job of the controller. number: number of the call over all controllers; each
@@ -139,7 +95,10 @@ class RayBackend:
 
     period: time between two report requests to the same controller [s]. heartbeat_timeout: time after which a
     controller that leaves a call unanswered is killed, and then replaced by the scheduler [s]; before its first answer,
-    the start timeout applies. notice_file: file that announces the end of a node, from `RaySettings`.
+    the start timeout applies. notice_file: file that announces the end of a node, from `RaySettings`. announced:
+    draining nodes at the last call of `nodes`, by id, with the time they leave [s of `time.time`], or 0 if soon.
+    silent, cut_off: as in `NodeHealth`. join: command that joins another machine; empty if none can. shown: filter of
+    the nodes that are alive. Default: all count.
     """
 
     session: str
@@ -162,7 +121,10 @@ class RayBackend:
     _calls: int = 0
 
     def nodes(self) -> list[NodeInfo]:
-        """Return the nodes with GPUs that are alive, neither draining nor silent, in a stable order."""
+        """Return the nodes with GPUs that are alive, neither draining nor silent, in a stable order.
+
+        Jobs leave a draining node before it is gone.
+        """
         import ray
 
         from rlpto.ray_cluster.compat import draining_nodes
@@ -199,13 +161,16 @@ class RayBackend:
         request_resources(bundles=[{"GPU": 1}] * gpus)
 
     def find(self) -> set[str]:
-        """Find controllers of this session by their names."""
+        """Find controllers of this session by their names, and return their jobs. Their reports follow."""
         self._handles = find_controllers(self.session)
         self._heard = set(self._handles)
         return set(self._handles)
 
     def start(self, spec: JobSpec, resume: bool) -> None:
-        """Start a job's controller on the head, or on a node without GPUs."""
+        """Start a job's controller on the head, or on a node without GPUs.
+
+        resume: continue from the job's newest checkpoint.
+        """
         from rlpto.ray_cluster.job.controller import start_controller
 
         self._handles[spec.id] = start_controller(spec, control_node(), resume)
@@ -223,8 +188,10 @@ class RayBackend:
         self._asked[answer] = _Call(job, self._calls, now, now)
 
     def reports(self, timeout: float) -> list[JobReport]:
-        """Request a report from every controller not asked within `period`, and return the reports that have
-        arrived."""
+        """Request a report from every controller not asked within `period`, and return the reports that have arrived.
+
+        The reports of a job come in order. Waits at most `timeout` s for the first one.
+        """
         import ray
 
         now = time.monotonic()
@@ -299,7 +266,7 @@ class RayBackend:
         self._asked = {answer: call for answer, call in self._asked.items() if call.job != job}
 
     def end(self, job: str) -> None:
-        """Ask a controller to end."""
+        """Let a controller write a checkpoint, release everything, and end. `gone` will include it."""
         handle = self._handles.pop(job, None)
         if handle is not None:
             stopping = Stopping(handle)
@@ -328,7 +295,7 @@ class RayBackend:
                 self._gone[job] = ending.reason
 
     def gone(self) -> dict[str, str]:
-        """Return jobs whose controller has gone since the last call, with the reason."""
+        """Return jobs whose controller has gone since the last call, with the reason, empty if it was asked to end."""
         gone, self._gone = self._gone, {}
         for job in gone:
             self._newest.pop(job, None)

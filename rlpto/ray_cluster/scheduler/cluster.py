@@ -16,7 +16,7 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec
-from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
+from rlpto.ray_cluster.scheduler.backend import NodeInfo, RayBackend
 from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import ROUNDING
 from rlpto.ray_cluster.scheduler.job_knowledge import PolicyKnowledge
@@ -77,7 +77,7 @@ class RayCluster:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: RayBackend,
         jobs: Sequence[Job],
         specs: Sequence[JobSpec],
         tables: SpeedTables,

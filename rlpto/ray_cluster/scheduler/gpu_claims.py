@@ -18,7 +18,7 @@ import numpy as np
 
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Plan
-from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.store.jobs import ACTIVE, SessionJob
@@ -235,7 +235,7 @@ class CommandLog:
     controller specifications by job."""
 
     def __init__(
-        self, backend: Backend, database: SessionDatabase, specs: Mapping[str, JobSpec], claims: GpuClaims
+        self, backend: RayBackend, database: SessionDatabase, specs: Mapping[str, JobSpec], claims: GpuClaims
     ) -> None:
         self.claims = claims
         self._backend = backend

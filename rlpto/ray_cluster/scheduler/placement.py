@@ -35,8 +35,8 @@ class NodeInventory:
     """Nodes by id, initially none.
 
     claims: GPU claims of jobs on the nodes. shape: present nodes, draining ones last; capacity that was up before and
-    is now missing counts as down. announced, silent: draining and silent nodes, from `Backend`. possible: all possible
-    nodes, if nodes are rented; missing ones are down. join: command that joins a machine again; empty if none
+    is now missing counts as down. announced, silent: draining and silent nodes, from `RayBackend`. possible: all
+    possible nodes, if nodes are rented; missing ones are down. join: command that joins a machine again; empty if none
     can.
     """
 
@@ -102,7 +102,7 @@ class NodeInventory:
 
     def note_silence(self, cut_off: float, time: float) -> None:
         """Record silent nodes that Ray has declared dead, and whether all other machines are silent. cut_off: as in
-        `Backend`."""
+        `RayBackend`."""
         for node in self._answered.keys() - self.silent.keys() - self.announced.keys():
             del self._answered[node]
             self._database.node_gone(node, time)

@@ -16,7 +16,7 @@ from rlpto.core.gpu_types import rented_groups_of
 from rlpto.core.renting import LOOK, TICK_S, RentedSettings
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.solo import seconds_to_finish
-from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
+from rlpto.ray_cluster.scheduler.backend import NodeInfo, RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 
 HOUR = 3600.0
@@ -142,7 +142,7 @@ class LocalRental:
         shape: ClusterShape,
         start: Callable[[Node], Any],
         thread: Executor,
-        backend: Backend,
+        backend: RayBackend,
         seed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -18,7 +18,7 @@ from rlpto.io.errors import JobError, RlptoError
 from rlpto.knowledge.remaining import LEARNING
 from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.job_knowledge import MOST_PAST
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_rules import Clock
@@ -47,7 +47,7 @@ class Environment:
     whether a policy, given by its spec, can decide without a wait. stopping: whether the scheduler is asked to stop.
     """
 
-    backend: Backend
+    backend: RayBackend
     wall: Callable[[], float]
     clock: Callable[[float | None], Clock]
     make: Callable[[str], Policy]
