@@ -15,7 +15,7 @@ from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.core.renting import NodesState
 from rlpto.envs.nodes import NodesSetup
 from rlpto.io.archive import Archive, read_archive
-from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
 from rlpto.io.settings import Settings
 from rlpto.policies.spec import parse_spec
@@ -49,27 +49,6 @@ def nodes_manifest(setup: NodesSetup, settings: AgentSettings) -> dict[str, Any]
     }
 
 
-class NodesNetwork:
-    """A network whose actions depend on features of rented nodes."""
-
-    def __init__(self, network: FromStart) -> None:
-        self._network = network
-
-    def act(self, features: AnyArray) -> AnyArray:
-        """The best actions [B, G] for features [B, G x F]."""
-        import torch
-
-        network = self._network
-        network.set_training_mode(False)
-        with torch.inference_mode():
-            seen = network.extract_features(
-                {"nodes": torch.as_tensor(features, device=network.device)}, network.pi_features_extractor
-            )
-            assert isinstance(seen, torch.Tensor)
-            found: AnyArray = network.action_net(network.mlp_extractor.forward_actor(seen)).cpu().numpy()
-        return found
-
-
 class TrainedNodes:
     """An agent that can act. heuristic: provisioner of action zero. gpus, boot: [G] of the nodes of its training.
     origin: its name in errors."""
@@ -78,7 +57,7 @@ class TrainedNodes:
 
     def __init__(
         self,
-        network: NodesNetwork,
+        network: FromStart,
         heuristic: Provisioner,
         gpus: FloatArray,
         boot: FloatArray,
@@ -93,7 +72,7 @@ class TrainedNodes:
         self.check_nodes(state.size, state.boot)
         spare = self._heuristic(state) - state.demand
         features = node_features(state, spare).reshape(len(spare) // len(self._gpus), -1)
-        return gpus_of_action(state, spare, self._network.act(features).reshape(-1).astype(np.float64))
+        return gpus_of_action(state, spare, self._network.best({"nodes": features}).reshape(-1).astype(np.float64))
 
     def check_nodes(self, size: FloatArray, boot: FloatArray) -> None:
         """Raise PolicyError for nodes whose GPUs or boot times differ from the agent's."""
@@ -109,7 +88,7 @@ class TrainedNodes:
 def trained_nodes(setup: NodesSetup, network: FromStart) -> TrainedNodes:
     """The agent of a network under training."""
     groups = NodeGroups(setup.shape)
-    return TrainedNodes(NodesNetwork(network), setup.heuristic, groups.size, groups.boot)
+    return TrainedNodes(network, setup.heuristic, groups.size, groups.boot)
 
 
 def nodes_agent_of(archive: Archive, path: Path) -> TrainedNodes:
@@ -136,7 +115,7 @@ def nodes_agent_of(archive: Archive, path: Path) -> TrainedNodes:
     seen = spaces.Dict({"nodes": spaces.Box(-np.inf, np.inf, (width,), np.float32)})
     policy = NodesPolicy(seen, spaces.Box(-1.0, 1.0, (len(gpus),), np.float32), lambda _: 0.0, width=network.width)
     load_weights(policy, archive, path)
-    return TrainedNodes(NodesNetwork(policy), heuristic, gpus, boot, f"{path}: agent")
+    return TrainedNodes(policy, heuristic, gpus, boot, f"{path}: agent")
 
 
 class NodesAgent:

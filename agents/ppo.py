@@ -14,7 +14,7 @@ This module has all uses of non-public parts of stable-baselines3, except for th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,16 @@ class FromStart(ActorCriticPolicy):
         nn.init.zeros_(self.action_net.weight)
         nn.init.zeros_(self.action_net.bias)
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+
+    def best(self, observation: Mapping[str, AnyArray]) -> AnyArray:
+        """[B, A] most probable actions for a batch of observations, not clipped."""
+        seen = {name: torch.as_tensor(part, device=self.device) for name, part in observation.items()}
+        self.set_training_mode(False)
+        with torch.inference_mode():
+            features = self.extract_features(seen, self.pi_features_extractor)
+            assert isinstance(features, Tensor)
+            actions: AnyArray = self.action_net(self.mlp_extractor.forward_actor(features)).cpu().numpy()
+        return actions
 
 
 class NodesPolicy(FromStart):

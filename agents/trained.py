@@ -42,14 +42,7 @@ class TrainedAgent:
 
     def act(self, observation: Observation) -> AnyArray:
         """The best actions for a batch of observations: [B, ACTION_FEATURES]."""
-        network = self.network
-        seen = {name: torch.as_tensor(part, device=network.device) for name, part in observation._asdict().items()}
-        network.set_training_mode(False)
-        with torch.inference_mode():
-            features = network.extract_features(seen, network.pi_features_extractor)
-            assert isinstance(features, torch.Tensor)
-            out = network.action_net(network.mlp_extractor.forward_actor(features))
-        actions: AnyArray = np.clip(out.cpu().numpy(), -LARGEST, LARGEST)
+        actions: AnyArray = np.clip(self.network.best(observation._asdict()), -LARGEST, LARGEST)
         return actions
 
 
