@@ -12,7 +12,7 @@ from rlpto.agents.archive import FORMATS, deciding
 from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, runnable
-from rlpto.bench.suite import EXACT, HISTORY, REALISTIC, TRANSFER, VERSION, cases
+from rlpto.bench.suite import EXACT, HISTORY, REALISTIC, RIGID, TRANSFER, VERSION, cases
 from rlpto.evaluation.plots import COLOURS, INK, empty_figure, png
 from rlpto.io.archive import read_archive
 from rlpto.io.errors import ConfigError, RlptoError
@@ -24,6 +24,7 @@ HEADINGS = {
     REALISTIC: "What a real scheduler knows",
     HISTORY: "What a scheduler with history knows",
     TRANSFER: "Clusters that nothing was tuned on",
+    RIGID: "Jobs that keep their size",
     EXACT: "An oracle's knowledge",
 }
 ABOUT = {
@@ -31,6 +32,7 @@ ABOUT = {
     HISTORY: "The same, and lengths of all jobs of the trace that had finished before the window. Users, with their "
     "models, last for the whole trace.",
     TRANSFER: "As with history, on other clusters of Microsoft's, on which no policy may be trained or tuned.",
+    RIGID: "As with history. All jobs, or the jobs of half of the users, hold exactly the GPUs that they request.",
     EXACT: "True speeds and true remaining work.",
 }
 

@@ -28,9 +28,9 @@ VERSION = 1
 """Version of the suite, which is part of the ids of its environments."""
 BUILT = Path("runs/bench/jobs")
 """Folder, in the working directory, in which the jobs of cases that do not ship are built."""
-DIVISIONS = REALISTIC, HISTORY, TRANSFER, EXACT = "realistic", "history", "transfer", "exact"
+DIVISIONS = REALISTIC, HISTORY, TRANSFER, RIGID, EXACT = "realistic", "history", "transfer", "rigid", "exact"
 """Knowledge of policies: of a real scheduler, of one that has the jobs before the window too, the same on clusters that
-no policy was tuned on, and of an oracle."""
+no policy was tuned on and for jobs of which half or all keep their size, and of an oracle."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,12 @@ def cases() -> tuple[Case, ...]:
     for source, settings in suite["transfer"].items():
         name = f"{source}-{settings['workload']['load']}"
         transfer[name] = (f"{name}-{TRANSFER}", _merged(_merged(common, settings), suite["lasting"]), True)
-    found = {REALISTIC: drawn, HISTORY: lasting, TRANSFER: transfer, EXACT: drawn}
+    rigid = dict[str, tuple[str, Any, bool]]()
+    for part, users in suite["rigid"].items():
+        for name in users["cases"]:
+            settings = _merged(lasting[name][1], {"workload": {"mapping": {"rigid": users["share"]}}})
+            rigid[f"{name}-{part}"] = (f"{name}-{part}-{RIGID}", settings, True)
+    found = {REALISTIC: drawn, HISTORY: lasting, TRANSFER: transfer, RIGID: rigid, EXACT: drawn}
     return tuple(
         Case(
             name,

@@ -55,7 +55,7 @@ def run(
         list[str] | None,
         typer.Option(
             "--case",
-            help="A case, or a division: realistic, history, transfer, exact; may be repeated. Default: all that "
+            help="A case, or a division: realistic, history, transfer, rigid, exact; may be repeated. Default: all that "
             "count.",
         ),
     ] = None,

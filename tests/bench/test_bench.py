@@ -59,12 +59,12 @@ def copied(submission: Path, tmp_path: Path) -> Path:
 def test_the_jobs_of_all_cases_that_ship_are_those_of_their_digests() -> None:
     shipped = [case for case in cases() if case.ships]
     assert len(shipped) >= 24
-    assert {case.division for case in shipped} == {"realistic", "history", "transfer", "exact"}
+    assert {case.division for case in shipped} == {"realistic", "history", "transfer", "rigid", "exact"}
     for name in {case.jobs for case in shipped}:
         jobs = read_jobs(FOLDER / "jobs" / f"{name}.parquet")
         assert digest_of(jobs) == digests()[name], name
         assert len(jobs.windows) >= 5
-        assert len(jobs.past) == (len(jobs.windows) if name.endswith(("-history", "-transfer")) else 0)
+        assert len(jobs.past) == (len(jobs.windows) if name.endswith(("-history", "-transfer", "-rigid")) else 0)
     assert len({case.digest for case in cases()}) == len(cases())
 
 
@@ -109,6 +109,7 @@ def test_frozen_history_gives_the_results_of_the_trace() -> None:
         [
             *("microsoft04-0.9", "synthetic-0.7-exact", "synthetic-failures", "kinds-exact", "llm", "llm_kinds-exact"),
             *("microsoft03-1.1-history", "synthetic-failures-history", "kinds-history", "microsoft02-0.9-transfer"),
+            *("microsoft04-0.9-half-rigid", "microsoft03-1.1-all-rigid"),
         ],
         *("microsoft04-0.9", "synthetic-failures-history", "kinds-exact"),
     ),
