@@ -1,4 +1,4 @@
-"""Settings of the agent and its training. Imports nothing heavy: every verb reads the configuration."""
+"""Settings of the agent and its training. Imports nothing slow, because every command of `rlpto` reads them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class NetworkSettings(Settings):
     """The network over the set of jobs."""
 
     width: int = Field(32, ge=4, le=4096)
-    """Width of a job's embedding. The layers above have this width, or twice as much."""
+    """Width of a job's embedding. Later layers have this width, or twice this width."""
     log_std: float = Field(-1.0, ge=-5, le=2)
-    """Logarithm of the initial standard deviation of actions, in units of their steps."""
+    """Logarithm of the initial standard deviation of actions. An action of 1 is a step (`rlpto.envs.actions.STEP`)."""
 
 
 class PpoSettings(Settings):
@@ -33,7 +33,7 @@ class PpoSettings(Settings):
     batch_size: int = Field(1024, ge=2, le=10**8)
     """Steps in a minibatch."""
     epochs: int = Field(3, ge=1, le=1000)
-    """Number of times each step is learned from."""
+    """Passes over the steps of a rollout in each update."""
     half_life: float = Field(24.0, ge=0.001, le=10**6)
     """Hours after which a reward counts half. Discounting is per unit of time, whatever the time between decisions."""
     trace_half_life: float = Field(6.0, ge=0.001, le=10**6)
@@ -46,10 +46,10 @@ class WindowSettings(Settings):
     """Training on whole windows: index weights, and a network of bonuses for every job."""
 
     trainer: Literal["ppo", "evolution"] = "ppo"
-    """Update of the mean by the ranks of antithetic perturbations (`rlpto.agents.window_training`). ppo: several
-    clipped steps on the same perturbations. evolution: one step."""
+    """How the mean of the parameters moves by the ranks of antithetic perturbations (`rlpto.agents.window_training`).
+    ppo: in several clipped steps on the same perturbations. evolution: in one step."""
     windows: int = Field(200_000, ge=2, le=10**9)
-    """Windows played in all, each with one perturbation. The same window comes back with other perturbations."""
+    """Number of windows to play, each with one perturbation. A window is played again with other perturbations."""
     rollout: int = Field(128, ge=4, le=10**6)
     """Windows between two updates: an even number, since perturbations come in pairs."""
     constants: float = Field(0.1, ge=0, le=10)
@@ -67,8 +67,8 @@ class WindowSettings(Settings):
     """Windows with more jobs are not used for training if the same load has smaller ones: a few crowded windows would
     take most of the time."""
     idle_interval: float = Field(600.0, gt=0)
-    """Seconds between decisions without an event while training, if the simulator's interval is shorter: idle
-    decisions take most of the time. Validation uses the simulator's interval. Only with `decide_on: events`."""
+    """Least seconds between decisions without an event during training: a shorter interval of the simulator is raised
+    to it, to save time. Validation uses the simulator's interval. Only with `decide_on: events`."""
     evaluate_every: int = Field(20_000, ge=1)
     """Windows between evaluations on validation windows, each followed by a checkpoint."""
 
@@ -77,7 +77,7 @@ class WindowSettings(Settings):
         if self.rollout % 2:
             raise ValueError(f"rollout: {self.rollout}, but draws come in pairs: expected an even number")
         if self.constants == 0 and self.network == 0:
-            raise ValueError("constants and network: both 0, so that nothing is learnt; expected one above 0")
+            raise ValueError("constants and network: both 0, so nothing is learnt; expected at least one above 0")
         return self
 
 
@@ -86,8 +86,8 @@ class AgentSettings(Settings):
 
     learns: Literal["windows", "decisions", "nodes"] = "windows"
     """windows: index weights and per-job bonuses, trained on whole windows (`whole_windows`). decisions: index weights
-    by state, trained by PPO in `rlpto/Cluster-v0` on the reward after each action (`steps` and below). nodes: number of
-    rented nodes, trained by PPO in `rlpto/Nodes-v1`."""
+    as a function of the state, trained by PPO in `rlpto/Cluster-v0` on the reward after each action (`steps` and
+    below). nodes: number of rented nodes, trained by PPO in `rlpto/Nodes-v1`."""
     whole_windows: WindowSettings = WindowSettings()
     """Training on whole windows."""
     steps: int = Field(500_000, ge=1)
@@ -98,10 +98,10 @@ class AgentSettings(Settings):
     envs: int = Field(64, ge=1, le=10_000)
     """Number of environments that step in parallel."""
     loads: tuple[Annotated[float, Field(gt=0, le=100)], ...] | None = Field(None, min_length=1)
-    """Loads at which the training windows are taken, each scaled as `workload.load`. Default (null): only the load of
-    the config."""
+    """Loads to which training windows are scaled, each in the same way as by `workload.load`. Default (null): only the
+    load of the config."""
     window_seeds: int = Field(1, ge=1, le=10_000)
-    """Repetitions of every training window, with other models and other work of the jobs."""
+    """Variants of every training window, each with another sample of the jobs' models and work."""
     network: NetworkSettings = NetworkSettings()
     """The network."""
     ppo: PpoSettings = PpoSettings()
@@ -109,7 +109,7 @@ class AgentSettings(Settings):
     evaluate_every: int = Field(100_000, ge=1)
     """Environment steps between evaluations on validation windows, each followed by a checkpoint."""
     validation_windows: int = Field(4, ge=1, le=10_000)
-    """Validation windows at each load, at most."""
+    """Largest number of validation windows at each load."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the network. auto: a GPU if there is one, else the CPU."""
     threads: int = Field(1, ge=1, le=1024)

@@ -43,15 +43,15 @@ def train(
     """Train an agent on the workloads of `setup`. Checkpoints, events and tables go to `folder`.
 
     validation: its workloads are the validation windows.
-    starting_agent: agent whose weights are trained on. Default: the start heuristic. On an external cluster a rollout
-    takes minutes; a checkpoint follows every update there, and `stop` ends a rollout, from which nothing is learned.
+    starting_agent: agent from whose weights training continues. Default: the start heuristic.
     resume: continue from `folder`'s last checkpoint, bit for bit as if the training had never stopped. On an external
     cluster the interrupted episode begins again.
-    on_progress: is called after every update. stop: is called after every update (on an external cluster: every step);
-    if it returns True, a checkpoint is written and the training returns.
+    on_progress: called after every update. stop: called after every update; if it returns True, a checkpoint is written
+    and the training returns. On an external cluster, where a rollout takes minutes, `stop` is called after every step,
+    nothing is learned from the rollout that it ends, and every update is followed by a checkpoint.
 
-    Raises TrainingError if there is no such device, or if numbers are no longer finite (the last checkpoint is then
-    from before), CheckpointError if there is nothing to resume or it belongs to another training.
+    Raises TrainingError if the device is missing, or if numbers are no longer finite (the last checkpoint is then
+    older), CheckpointError if there is nothing to resume or it belongs to another training.
     """
     torch.set_num_threads(settings.threads)
     if settings.device == "cuda" and not torch.cuda.is_available():
@@ -85,7 +85,7 @@ class Training(TrainingLoop):
         settings, seed = self.settings, self.identity.seed
         self.total, self.every = settings.steps, settings.evaluate_every
         self.model = self.learner(seed)
-        self.model.set_logger(self.logger)  # without one, an empty folder is left among the system's temporary ones
+        self.model.set_logger(self.logger)  # else stable-baselines3 leaves an empty folder in the temporary directory
 
     def learner(self, seed: int) -> TimedPPO:
         """A new, untrained learner."""
@@ -127,7 +127,7 @@ class Training(TrainingLoop):
         return True
 
     def episode_figures(self) -> dict[str, float]:
-        """Mean reward and its parts, unscaled, per simulated hour of the latest episodes; empty before one is over."""
+        """Mean reward and its parts, unscaled, per simulated hour of the latest episodes; empty before one ends."""
         episodes = self.model.ep_info_buffer
         if not episodes:
             return {}
@@ -188,7 +188,7 @@ class NodesTraining(Training):
         return found, {"reward_per_job": reward_per_job(setup, found.rewards)}
 
     def draw_baselines(self) -> None:
-        """Write a horizontal line for the heuristic that action zero repeats."""
+        """Write the reward of the heuristic, which action zero reproduces, as a horizontal line."""
         if isinstance(self.validation, NodesSetup):
             reward = play_windows(self.validation, self.setup.heuristic).sum(axis=1).mean()
             self.draw_line(type(self.setup.heuristic).name, float(reward))

@@ -1,8 +1,9 @@
-"""ARIMA models: orders and parameters from statsmodels, residuals and forecasts from a linear filter.
+"""ARIMA models: orders by AICc, parameters from statsmodels, residuals and forecasts from a linear filter.
 
-Residuals come from the innovations recursion from a start at rest, to which the Kalman filter of an invertible model
-converges (Brockwell & Davis, Time Series: Theory and Methods, section 5.3). A series of any length costs one pass of
-scipy's filter, and its residuals give the forecasts from every origin; statsmodels forecasts from one origin at a time.
+Residuals come from the innovations recursion with values and errors of zero before the series. The Kalman filter of an
+invertible model converges to it (Brockwell & Davis, Time Series: Theory and Methods, section 5.3). One pass of scipy's
+filter gives the residuals of a whole series, and these give the forecasts from every origin; statsmodels forecasts from
+one origin at a time.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ MAX_TERMS = 4
 SHORT_SERIES_POINTS = 100
 """A series with fewer points gets p and q of at most 1."""
 LIKELIHOOD_FITS = 3
-"""Default number of candidates, the best by regression, to fit by maximum likelihood."""
+"""Default number of candidates to fit by maximum likelihood: those with the least AICc after regression."""
 LIKELIHOOD_ITERATIONS = 60
 """Most iterations of the maximum-likelihood fit; a fit that needs more has not converged."""
 LARGEST_INVERSE_ROOT = 0.99
-"""Largest inverse root, with which the start at rest is forgotten within some hundred steps."""
+"""Largest modulus of an inverse root. The effect of zero initial values then fades within a few hundred steps."""
 KPSS_CRITICAL = 0.463
 """Critical value of the test for a constant level, at 5 %."""
 CONSTANT_SPREAD = 1e-9
@@ -62,7 +63,7 @@ class Arima:
         return np.array([1.0, *(-c for c in self.ar)])
 
     def residuals(self, z: FloatArray) -> FloatArray:
-        """Return the errors [T] one step ahead; 0 while differencing has too few values."""
+        """Return the errors [T] of one-step forecasts of z [T]; 0 for the first values, which differencing uses up."""
         errors = np.zeros(len(z))
         changes = np.diff(z, self.difference) - self.mean
         if len(changes):
@@ -112,11 +113,11 @@ def _expected(
 
 
 def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) -> Arima:
-    """Fit the ARIMA(p, d, q) with the least AICc to [T] values for a given d; with a mean only if d = 0.
+    """Fit ARIMA(p, d, q) to z [T] for a given d, and return the fit with the least AICc. It has a mean only if d = 0.
 
     Candidates within the bounds are estimated by the regressions of Hannan and Rissanen (Biometrika
-    1982) and ranked; the best are fitted by maximum likelihood in statsmodels, starting there. A fit
-    that warns or fails leaves the candidate at its start. A constant series gets no terms.
+    1982) and ranked; the best are fitted by maximum likelihood in statsmodels, starting from these estimates. If a fit
+    warns or fails, the candidate keeps its estimates. A constant series gets no terms.
 
     refined: number of candidates fitted by likelihood; with 0, only the regressions are used.
     """
@@ -143,12 +144,12 @@ def needs_difference(z: FloatArray) -> bool:
 
 
 def aicc(model: Arima, z: FloatArray) -> float:
-    """Return `aicc_of` the errors of a model on [T] values, without the first values used up by differencing."""
+    """Return the AICc of a model on z [T]; the first values, which differencing uses up, do not count."""
     return aicc_of(model.residuals(z)[model.difference :], model.parameters)
 
 
 def aicc_of(errors: FloatArray, parameters: int) -> float:
-    """Return the corrected information criterion (Hurvich & Tsai, Biometrika 1989) of [T] Gaussian one-step errors."""
+    """Return the corrected Akaike criterion (Hurvich & Tsai, Biometrika 1989) of [T] Gaussian one-step errors."""
     count = len(errors)
     if count <= parameters + 1:
         return float("inf")
@@ -188,7 +189,7 @@ def _regressed(w: FloatArray, p: int, q: int) -> tuple[tuple[float, ...], tuple[
 
 
 def _refined(start: Arima, z: FloatArray) -> Arima:
-    """Fit by maximum likelihood from a start; return the start itself if the fit warns or fails."""
+    """Fit by maximum likelihood from the coefficients of `start`; return `start` itself if the fit warns or fails."""
     if not start.ar and not start.ma:
         return start
     w = np.diff(z, start.difference) - start.mean

@@ -1,4 +1,4 @@
-"""Rolling-origin evaluation: forecasts from many moments of a series, each from earlier counts only; its report."""
+"""Rolling-origin evaluation: forecast a series from many origins, each from earlier counts only; report the errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = (0.1, 0.5, 0.9)
 NOMINAL = LEVELS[-1] - LEVELS[0]
 """Share of counts that should lie within the outermost quantiles."""
 MOST_FORECASTS = 50_000_000
-"""Most origins times steps ahead."""
+"""Largest number of forecasts: origins times steps ahead."""
 SHOWN_DAYS = 7.0
 """Days at the end of a backtest that are plotted."""
 STYLES = ("-", "--", ":", "-.")
@@ -34,10 +34,10 @@ class Score:
     """Accuracy of one forecaster at one distance, or on average over all distances.
 
     forecaster: its name. ahead: steps, `1`, or `1-12` for the mean over steps 1 to 12.
-    mae [counts]: mean absolute error of the point forecasts. rmse [counts], r2: of the means; r2
-    against the mean of the scored counts. mase: mae over the mean absolute error of the seasonal
-    naive (24 h) on the part before the first origin. coverage: share of counts within the outermost
-    quantiles. pinball [counts]: mean quantile loss over the levels. NaN if a figure is undefined.
+    mae [counts]: mean absolute error of the point forecasts. rmse [counts], r2: root mean squared error of the mean
+    forecasts, and 1 - its square over the variance of the scored counts. mase: mae over the mean absolute error of the
+    seasonal naive forecast (24 h) on the part before the first origin. coverage: share of counts within the outermost
+    quantiles. pinball [counts]: mean quantile loss over the levels. A figure that is undefined is NaN.
     """
 
     forecaster: str
@@ -54,8 +54,8 @@ class Score:
 class Backtest:
     """Forecasts of a series from N origins by one or more forecasters, and the actual counts.
 
-    series: the whole series. origins: [N] numbers of known points. actual: [N, H] counts, NaN past the end. forecasts:
-    by name, with quantiles at LEVELS. scale: the denominator of MASE [counts].
+    series: the whole series. origins: [N] number of points known at each origin. actual: [N, H] counts, NaN past the
+    end. forecasts: forecasts of each forecaster by name, with quantiles at LEVELS. scale: denominator of MASE [counts].
     """
 
     series: TimeSeries
@@ -70,7 +70,7 @@ class Backtest:
         return int(self.actual.shape[1])
 
     def scores(self) -> list[Score]:
-        """First and last step, then the mean over all steps, for every forecaster in turn."""
+        """Return the scores of every forecaster at the first and last step, then as mean over all steps."""
         last = self.horizon
         distances = [(str(step), [step - 1]) for step in sorted({1, last})]
         if last > 1:
@@ -116,7 +116,8 @@ def backtest(
     start: int,
     on_done: Callable[[str], None] | None = None,
 ) -> Backtest:
-    """Forecast a series from every origin from `start` on with fresh copies of the forecasters, fitted once before it.
+    """Forecast a series from every origin from `start` on. Fresh copies of the forecasters are fitted once, to the
+    points before `start`.
 
     forecasters: by their name in tables; only their settings are used. on_done: called with the name of each finished
     forecaster. Only steps whose counts are in the series are scored. Raises ForecastError.
@@ -137,8 +138,8 @@ def backtest(
 
 
 def _seasonal_error(series: TimeSeries) -> float:
-    """Return the mean absolute error of the seasonal naive (24 h) within a series [counts]; if the series is shorter
-    than a day, of the naive."""
+    """Return the mean absolute error of the seasonal naive forecast (24 h) within a series [counts]; if the series is
+    shorter than a day, the error of the naive forecast."""
     season = series.lag(DAY)
     lag = season if len(series) > season else 1
     differences = np.abs(series.values[lag:] - series.values[:-lag])
@@ -146,8 +147,10 @@ def _seasonal_error(series: TimeSeries) -> float:
 
 
 def write_report(result: Backtest, folder: Path) -> None:
-    """Write scores.csv, forecasts.csv (one step and all steps ahead) and plots into a folder. Raises ForecastError. The
-    plots show the combination or, if it is missing, the first forecaster."""
+    """Write scores.csv, forecasts.csv (the first and the last step ahead) and plots into a folder.
+
+    errors.png shows all forecasters, forecasts.png `hybrid` or, without it, the first one. Raises ForecastError.
+    """
     forecasts = []
     for name, made in result.forecasts.items():
         for ahead in sorted({1, result.horizon}):

@@ -1,4 +1,7 @@
-"""Submissions: folders with a card, results and the files of the policies, made by runs and verified by new runs."""
+"""Submissions to the benchmark: folders with a card, the results, and the policies' files.
+
+`run_all` writes submissions; `verify` checks one by running it again.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +48,17 @@ class Card(Settings):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=60)
     """Name on the leaderboard."""
     policies: tuple[str, ...] = Field(min_length=1)
-    """Specs as listed by `rlpto policies`, with files relative to the card. Several specs are seeds of one training."""
+    """Specs as listed by `rlpto policies`; file paths are relative to the card. Several are seeds of one training."""
     author: str = ""
     """Name of the submitter."""
     about: str = ""
     """Description in a sentence, with a link."""
     tuned_on: str = "nothing"
-    """Windows used to train or tune its weights. Test windows are not for tuning."""
+    """Windows on which the policy was trained or tuned. Test windows must not be among them."""
     training_cpu_s: float = Field(0.0, ge=0)
     """CPU-seconds of all training and tuning."""
     code: str = ""
-    """Digest of the files of a plug-in that made the results."""
+    """Digest of the plug-in's files with which the results were made; empty if no policy is from a plug-in."""
     rlpto: str = __version__
     """Version of RLPTO that made the results."""
     suite: int = VERSION
@@ -72,15 +75,13 @@ class Card(Settings):
     @classmethod
     def _different(cls, policies: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(policies)) < len(policies):
-            raise ValueError("a policy is there twice, expected different ones: seeds of one training")
+            raise ValueError("a policy is listed twice; expected different seeds of one training")
         try:
             names = {parse_spec(spec).first.name for spec in policies}
         except ConfigError as wrong:  # pydantic adds the place in the file only to a ValueError
             raise ValueError(str(wrong)) from None
         if len(names) > 1:
-            raise ValueError(
-                "expected one policy, or seeds of one training: each other policy is a submission of its own"
-            )
+            raise ValueError("expected one policy, or several seeds of one training: submit other policies separately")
         return policies
 
 
@@ -92,9 +93,9 @@ def run_all(
     *,
     progress: bool,
 ) -> list[list[Row]]:
-    """Run the policies of cards, each with its folder, on cases, side by side, and write the submissions. Finished
-    cells are kept and not run again. Returns the rows of each card.
+    """Run the policies of the cards on the cases in parallel, and write the submissions. Returns the rows of each card.
 
+    cards: each card with the folder of its submission. Finished cells are kept, and are not run again.
     say: shows each finished case, or each finished card if there are several. Raises ConfigError for policies that
     cannot be submitted, CheckpointError while another process writes a submission.
     """
@@ -129,8 +130,12 @@ def run_all(
 
 
 class _Submission:
-    """A submission that is being made. card: with the user's entries. rows: by place. specs: the card's policies by
-    runnable spec. files: digests of their files. left: cases that are not finished."""
+    """A submission in progress.
+
+    card: the card, with the entries that the user has filled in. rows: results by (case, policy, window). specs: the
+    card's policies by runnable spec. files: digest of each policy's files, by runnable spec. left: ids of unfinished
+    cases.
+    """
 
     def __init__(self, card: Card, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self.say, self.left = folder, say, set[str]()
@@ -163,7 +168,7 @@ class _Submission:
         self.rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
 
     def begin(self, case: Case, windows: Sequence[str]) -> list[tuple[str, str]]:
-        """Policies and windows of a case that is not finished; empty if it is."""
+        """Return the (runnable spec, window) pairs of a case and mark it as unfinished; return [] if it is finished."""
         places = list(product(self.specs, windows))
         found = [self.rows.get((case.id, self.specs[spec], window)) for spec, window in places]
         if all(row is not None and row.digest == case.digest for row in found):
@@ -187,8 +192,10 @@ class _Submission:
 
 
 def board(folder: Path, runs: Path) -> list[tuple[Card, Path]]:
-    """Cards of all submissions in a folder, each with a new folder below `runs`. If there is no such folder: of all
-    policies of RLPTO that need no options."""
+    """Return the card of each submission in `folder`, with a new folder below `runs` for its new run.
+
+    If `folder` does not exist, return new cards of RLPTO's own policies that need no options.
+    """
     if not folder.is_dir():
         names = [name for name, policy in own_policies().items() if is_complete(policy)]
         return [(new_card(name, [name]), runs / name) for name in names]
@@ -221,8 +228,8 @@ def read_card(folder: Path) -> Card:
 def verify(folder: Path, share: float = 1.0, seed: int | None = None, workers: Workers = ONE_BY_ONE) -> Iterator[str]:
     """Run a submission again, and yield a line for each fault; none if it is correct.
 
-    share: share of the cells that are run again. seed: seed of their choice. Default: another choice in each call,
-    which a submitter cannot know. Raises ConfigError or CheckpointError if its files cannot be read.
+    share: share of the cells to run again, in [0, 1]. seed: seed for choosing these cells. Default: a random choice,
+    which a submitter cannot foresee. Raises ConfigError or CheckpointError if its files cannot be read.
     """
     card, rows = read_card(folder), read_rows(folder / RESULTS)
     if card.suite != VERSION:
@@ -264,7 +271,7 @@ def _differs(again: _Again) -> str:
     row = again.row
     try:
         found = row_of(row.case, row.digest, row.policy, again.run(again.cell)).figures
-    except ClusterError:  # of a host that cannot run it
+    except ClusterError:  # the host cannot run the cell
         raise
     except RlptoError as wrong:
         return f"{_where(row)}: {wrong}"
@@ -272,11 +279,14 @@ def _differs(again: _Again) -> str:
         return f"{_where(row)}: the policy raised {type(wrong).__name__}: {one_line(str(wrong))}"
     if found == row.figures:
         return ""
-    return f"{_where(row)}: mean JCT {row.figures[0]!r} s and the rest, but running again gives {found[0]!r} s"
+    return f"{_where(row)}: figures differ: mean JCT {row.figures[0]!r} s, but running again gives {found[0]!r} s"
 
 
 def runnable(spec: str, folder: Path) -> str:
-    """A spec of a card, with the files of its folder. Raises ConfigError for a file outside of it."""
+    """Return a card's spec with full paths: to files in the submission's folder, else to files that ship with RLPTO.
+
+    Raises ConfigError for a file outside the folder.
+    """
 
     def found(name: str) -> str:
         path = Path(name)
@@ -289,7 +299,7 @@ def runnable(spec: str, folder: Path) -> str:
 
 
 def _as_in_card(spec: str) -> str:
-    """A spec as written in its card: with files in the card's folder."""
+    """Return a spec as written in its card: with file names instead of paths, because the folder gets the files."""
 
     def named(name: str) -> str:
         path = Path(name).expanduser()
@@ -297,14 +307,16 @@ def _as_in_card(spec: str) -> str:
             raise ConfigError(
                 f"policy {spec}: {name} is a folder, expected a file: `rlpto export {name} -o agent.safetensors`"
             )
-        return path.name if path.is_file() else name  # a file that comes with RLPTO
+        return path.name if path.is_file() else name  # else a file that ships with RLPTO
 
     return str(parse_spec(spec).with_paths(named))
 
 
 def _files_of(specs: Sequence[str], folder: Path) -> dict[Path, Path]:
-    """The files of policies by their places in the card's folder. Raises ConfigError if another file is there that is
-    no code."""
+    """Return the policies' files by their target paths in the card's folder.
+
+    Raises ConfigError if two different files have one target, or if a target other than code exists and differs.
+    """
     found = dict[Path, Path]()
     for spec in specs:
         for path in (path.expanduser() for path in parse_spec(spec).paths if path.expanduser().is_file()):
@@ -319,7 +331,7 @@ def _files_of(specs: Sequence[str], folder: Path) -> dict[Path, Path]:
 
 
 def _sealed(config: Config, cell: Cell) -> RunRecord:
-    """Run a cell with sealed states."""
+    """Run a cell with sealed states (`rlpto.core.sealed`)."""
     return run_cell(config, cell, sealed=True)
 
 

@@ -25,7 +25,7 @@ NO_NOISE = np.zeros((0, 0))
 """Empty noise factors: estimates are exact."""
 
 STRICT: FloatArray = np.zeros(0)
-"""In place of class weights: a job of a higher class always comes first."""
+"""Value of `class_weights` for strict classes: a job of a higher class always comes first."""
 
 _SHOWN = (
     "gpus", "rescale_left", "scale", "progress", "accuracy", "trained", "attained_service", "priority", "wait_start",
@@ -66,7 +66,7 @@ class RemainingEstimates(Protocol):
         """[n] True where the estimate is more than a guess."""
 
     def drawn(self, index: IntArray, count: int, rng: np.random.Generator, /) -> FloatArray:
-        """[count, n] remaining epochs of these jobs in possible futures."""
+        """[count, n] remaining epochs of the jobs numbered `index` [n], in `count` sampled futures."""
 
 
 class _RemainingShown:
@@ -139,7 +139,7 @@ class JobTable:
         fill_estimates(jobs, tables.type_records, *curves, tables.shown_remaining, noise, view)
         if self._left is not None:
             left = self._left(self._rows)
-            if tables.known_remaining is not None:  # counts all epochs, in the operator's unit: scaled to those left
+            if tables.known_remaining is not None:  # in the operator's unit, to the last epoch: scale it
                 whole = tables.epochs[view["type_index"]] - view["progress"]
                 view["remaining"] *= np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
             if self._noise is not None:
@@ -177,7 +177,7 @@ class JobTable:
 
     @property
     def keepable(self) -> IntArray:
-        """[n] GPUs a job may keep: the number it holds, cut to its limit if that was lowered since."""
+        """[n] GPUs that each job may keep: the GPUs it holds, at most its max_gpus, which may have been lowered."""
         return np.minimum(self.gpus, self.max_gpus)
 
     @property
@@ -191,7 +191,7 @@ class JobTable:
         return self._left is None
 
     def drawn_remaining(self, count: int, rng: np.random.Generator) -> FloatArray | None:
-        """[count, n] remaining epochs in possible futures; None if they are declared."""
+        """[count, n] remaining epochs in `count` sampled futures; None if remaining work is declared."""
         return None if self._left is None else self._left.drawn(self._rows, count, rng)
 
     @property
@@ -221,7 +221,7 @@ class JobTable:
 
     @property
     def chosen_batch_size(self) -> IntArray:
-        """[n] present entry of `batch_sizes` of each job."""
+        """[n] batch size of each job at present, one of its `batch_sizes` (0: the job chooses)."""
         return self._tables.batch_size[self.type_index]
 
     @property
@@ -235,7 +235,7 @@ class JobTable:
 
     @property
     def speed_at_batch_sizes(self) -> FloatArray:
-        """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 without a choice."""
+        """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 at NO_BATCH_SIZE."""
         tables, found = self._tables, []
         work, exponent, samples = tables.known_remaining, tables.exponent[self.type_index], tables.fixed_batch
         for types in tables.batch_choices[self.type_index].T:
@@ -249,7 +249,7 @@ class JobTable:
         return np.stack(found)
 
     def estimates(self) -> EstimatedSpeeds:
-        """Return the tables and noise behind `speed` and `remaining`. Policies see only the product."""
+        """Return the tables and noise from which `speed` and `remaining` are computed."""
         noise = self._noise
         if noise is not None:
             noise = EstimateNoise(*(part[self._rows] for part in (noise.remaining, noise.speed, noise.scaling)))
@@ -290,9 +290,10 @@ class JobTable:
     def reordered(
         self, rows: IntArray, effective_priority: IntArray, class_weights: FloatArray | None = None
     ) -> JobTable:
-        """Return the same jobs in another order: row i is the present row rows[i]; with their classes after aging.
+        """Return the same jobs in another order: row i is the present row rows[i].
 
-        class_weights: weights of the classes. Default: unchanged.
+        effective_priority: [n] classes after aging, in the new order. class_weights: weights of the classes. Default:
+        unchanged.
         """
         weights = self._class_weights if class_weights is None else class_weights
         knowledge = (self._gpus_per_node, self._noise, self._left)
@@ -328,13 +329,14 @@ class JobTable:
 
     @property
     def floor_size_anywhere(self) -> IntArray:
-        """[T, K + 1] `SpeedTables.floor_size_anywhere` by job type, such as each job's `estimated_type`; or empty."""
+        """[T, K + 1] `SpeedTables.floor_size_anywhere`, by job type (`type_index`); empty if all sizes are allowed."""
         return self._tables.floor_size_anywhere
 
     @property
     def floor_size(self) -> IntArray | None:
-        """[n, K + 1] largest allowed size of each job up to k GPUs, on the GPU type that allows most. None if all
-        are.
+        """[n, K + 1] largest allowed size of each job up to k GPUs, on the GPU type that allows most.
+
+        None if all sizes are allowed.
         """
         return self.floor_size_anywhere[self.type_index] if self._tables.floor_size.size else None
 
@@ -344,7 +346,7 @@ class JobTable:
         return floor_size[types.T] if floor_size.size else None
 
     def on_gpu_types(self, gpu_types: Sequence[str]) -> tuple[IntArray, IntArray]:
-        """[n, G] `SpeedTables.on_gpu_types` of each job, and [T, K + 1] `SpeedTables.floor_size`."""
+        """[n, G] type of each job on each of `gpu_types`, and [T, K + 1] `SpeedTables.floor_size`."""
         return self._tables.on_gpu_types(self.type_index, gpu_types), self._tables.floor_size
 
     def types_on(self, types: IntArray, gpu_type: IntArray, gpu_types: Sequence[str]) -> IntArray:
@@ -361,7 +363,7 @@ class JobTable:
     def remaining_time(self, gpus: IntArray) -> FloatArray:
         """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity without GPUs."""
         if self._noise is None and self._tables.known_speed is None:
-            # The whole table of speeds would be fifty times the work for one entry a job.
+            # Computing all speeds would take fifty times as long, for one entry per job.
             row = self._tables.packed_rows(self._gpus_per_node)[self.type_index, gpus]
             speed = self._tables.shown_rates[row, self.epoch] * self.scale
         else:

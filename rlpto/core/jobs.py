@@ -1,4 +1,4 @@
-"""Jobs, the records that hold their state, and the columns of it that policies see.
+"""Jobs, the records of their state, and the columns of these records that policies see.
 
 Columns have the same names in Python and in compiled code: a job's state is a record of `JOB`, its visible part a
 record of `VIEW`. `fill_limits`, `fill_estimates` and `fill_speed` fill views for policies, environments and batches of
@@ -156,11 +156,12 @@ Given by the workload:
     submit_time [s], epochs, data_size [samples], requested_gpus, min_gpus, max_gpus, priority, type_index (into the
     speed tables), scale (profile samples / data_size: factor on rates).
     user: number of the submitter by `user_code`, the same in every store; 0 if not known.
-    stop_epoch: epochs after which a simulated job finishes; less than `epochs` if it stops early. It lies in the
-    future: no policy and no snapshot may contain it.
+    stop_epoch: epochs after which a simulated job finishes; less than `epochs` if it stops early. It is not
+    known in advance: no policy may see it, and no snapshot may contain it.
 Changed by any cluster:
-    gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s], start_time [s] (first GPU; NaN
-    before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
+    gpus (held now), progress [epochs], rescale_left [s] (until the job trains after a start or rescale),
+    attained_service [GPU-s], start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales, peak_gpus
+    (most held so far),
     wait_start [s]: time since which the job holds no GPUs (NaN while it holds some).
     reached [s]: when the job first reached each of ACCURACY_LEVELS (NaN before).
     estimated_type: job type that policies see; measured_accuracy: accuracy in [0, 1] that policies see instead of the
@@ -223,14 +224,14 @@ class_rank: rank of the class; jobs of a lower rank always come first. It is the
 and 0 for all jobs if classes only have weights.
 type_index: job type; jobs of one type share their speed and accuracy curves. epoch: current epoch, at most the last
 measured one.
-remaining: estimated remaining work, in the unit of speeds per second (epochs, or the unit that the profile's operator
-knows).
+remaining: estimated remaining work, in the unit of work of `JobTable.speed` (epochs, or the unit of
+`SpeedTables.known_remaining`).
 progress: epochs done, always exact. epochs: progress plus the estimated remaining epochs. If remaining work is
-estimated with errors, or unknown, the job ends after another number of epochs.
+estimated with errors, or unknown, the job may end after a different number of epochs.
 rescale_delay [s]: time without progress after a change of the job's GPUs.
 accuracy, first_accuracy, final_accuracy: accuracy now, before training, and after all epochs.
-accuracy_ahead: steepest rise of accuracy over any stretch of epochs from now on: share of its total gain per share of
-the remaining work.
+accuracy_ahead: steepest rise of accuracy from now on, over any number of epochs, as in
+`rlpto.performance.accuracy.accuracy_ahead`: share of the total gain in accuracy per share of the remaining work.
 sizes_seen: numbers of GPUs at which steps were measured. speed_sigma: standard deviation of the logarithm of the
 estimated speed at twice the GPUs that the job holds (at least 1, at most max_gpus). Both are 0 if speeds are exact.
 """
@@ -294,7 +295,7 @@ def fill_estimates(
     noise: FloatArray,
     view: AnyArray,
 ) -> None:
-    """Fill the other columns of view [n] VIEW, whose `index` is filled, with estimates for jobs [M] JOB.
+    """Fill the columns of view [n] VIEW that `fill_limits` has not filled, with estimates for jobs [M] JOB.
 
     types: [T] TYPE. curves: [T, P + 1] accuracy. ahead: [T, P] `SpeedTables.accuracy_ahead`.
     known_remaining: [T, P] remaining work; if it is empty, remaining work is counted in epochs.
@@ -345,7 +346,7 @@ def fill_speed(
     most: int,
     speed: FloatArray,
 ) -> None:
-    """Fill speed [n, K + 1] of the jobs in `view` for 0 to max(max_gpus, most) GPUs.
+    """Fill speed [n, K + 1], work per second of the jobs in `view`, for 0 to max(max_gpus, most) GPUs.
 
     rates, packed: arrays of the speed tables. known_speed: [T, K + 1]; `rates` apply if it is empty. noise: same as for
     `fill_estimates`.

@@ -1,7 +1,7 @@
 """The scheduler's loop: order the jobs, ask the policy, trim to capacity, carry out, advance time.
 
-This is the only implementation. Simulated runs, predictions, environments and real clusters all call
-`DecisionLoop.decide`. `rlpto.simulator.batch_loop` runs the same steps for many clusters at once.
+Simulated runs, predictions, environments and real clusters all call `DecisionLoop.decide`. A second implementation,
+`rlpto.simulator.batch_loop`, runs the same steps in compiled code for many clusters at once.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Place numbers of GPUs on nodes: the one packer, in compiled functions.
+"""Choose the nodes for each job's number of GPUs, in compiled functions that the simulator and Ray clusters share.
 
-A pool is the nodes of one GPU type. Which pool a job uses is chosen first, by a policy or by `choose_gpu_types`; which
-nodes of the pool is decided here. Two strategies. *pack* (default): a job spans as few nodes as possible, on the node
-it leaves fullest (`best_node`), and a job whose size changes keeps its nodes if it can. *most_free*: GPUs come from the
-node with most free ones, then from the next: the rule of the Pollux simulator, in which a job whose size changes is
-placed again.
+A pool is the nodes of one GPU type. A policy or `choose_gpu_types` first chooses the pool of each job; this module
+chooses nodes within the pool. There are two strategies. With *pack* (default) a job spans as few nodes as possible,
+prefers the node that it leaves fullest (`best_node`), and keeps its nodes if it can when its size changes. With
+*most_free* GPUs come from the node with most free ones, then from the next. This is the rule of the Pollux simulator,
+which places a job again when its size changes.
 
-A job's GPUs are a list of node numbers in the simulator and on Ray (`take`, `shrink_in_place`), and a row of
-GPUs by node where a whole placement is made (`pack`, `fit_rows`).
+A job's GPUs are either a list of node numbers, one per GPU (`take`, `shrink_in_place`), or a row of GPUs by node, where
+all jobs are placed at once (`pack`, `fit_rows`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.io.compiled import kernel, njit
 
 NOWHERE = NOT_WAITING = -1
-"""In place of a node's number if there is none, and of the turn of jobs already placed."""
+"""NOWHERE: a node number that means no node. NOT_WAITING: the turn of a job that is already placed."""
 
 
 @kernel(inline="always")
@@ -35,8 +35,8 @@ def fullest(counts: AnyArray) -> int:
 def best_node(free: IntArray, count: int, home: int, pools: AnyArray | None = None, pool: int = 0) -> int:
     """Return the node for `count` GPUs: home if they fit there, else the closest fit, else the node with most free.
 
-    The first of equals; NOWHERE if the pool has no node. free: [N] free GPUs. home: a node, or NOWHERE. pools: [N] pool
-    of every node, of which `pool` is meant. Default: all nodes.
+    Of equally good nodes, return the first; return NOWHERE if the pool has no node. free: [N] free GPUs. home: a node
+    of the pool, or NOWHERE. pools: [N] pool of each node; only nodes of pool number `pool` count. Default: all count.
     """
     if home != NOWHERE and free[home] >= count:
         return home
@@ -54,7 +54,7 @@ def best_node(free: IntArray, count: int, home: int, pools: AnyArray | None = No
 
 @kernel()
 def first_fit(free: IntArray, count: int, first: int) -> int:
-    """Return the first node with `count` free GPUs, searching from node number `first` round; NOWHERE if none has."""
+    """Return the first node with `count` free GPUs, searching from node `first` and wrapping round, or NOWHERE."""
     for step in range(len(free)):
         node = (first + step) % len(free)
         if free[node] >= count:
@@ -64,16 +64,17 @@ def first_fit(free: IntArray, count: int, first: int) -> int:
 
 @kernel(inline="always")
 def release(nodes: AnyArray, held: int, free: IntArray) -> None:
-    """Return all GPUs of a job: nodes [G] holds the node of each of its `held` GPUs."""
+    """Add all GPUs of a job to free [N]. nodes: [G] node of each of its `held` GPUs."""
     for i in range(held):
         free[nodes[i]] += 1
 
 
 @kernel(inline="always")
 def take(nodes: AnyArray, count: int, free: IntArray, home: int, most_free: int) -> None:
-    """Fill nodes[:count] from one node after the other until all are taken. The cluster must have `count` free.
+    """Take `count` GPUs from one node after another, and write the node of each into nodes[:count].
 
-    home: node to prefer where it is as good, or NOWHERE. most_free: take the node with most free, not `best_node`.
+    The cluster must have `count` free GPUs. free: [N] free GPUs, reduced here. home: node to prefer among equally good
+    ones, or NOWHERE. most_free: if 1, take from the node with most free GPUs instead of `best_node`.
     """
     held = 0
     while held < count:
@@ -89,7 +90,7 @@ def take(nodes: AnyArray, count: int, free: IntArray, home: int, most_free: int)
 
 @kernel(inline="always")
 def main_node(nodes: AnyArray, held: int) -> int:
-    """The node that holds most of a job's GPUs (first of equals), NOWHERE if it holds none."""
+    """Return the node that holds most of a job's GPUs (the first of equals), or NOWHERE if the job holds none."""
     best, most = NOWHERE, 0
     i = 0
     while i < held:
@@ -121,7 +122,7 @@ def shrink_in_place(nodes: AnyArray, held: int, count: int, free: IntArray) -> N
 
 @kernel(inline="always")
 def span(nodes: AnyArray, held: int) -> int:
-    """Number of nodes a job spans (runs of equal node numbers)."""
+    """Return the number of nodes a job spans, counted as runs of equal node numbers in nodes [G]."""
     groups = 0
     for i in range(held):
         if i == 0 or nodes[i] != nodes[i - 1]:
@@ -131,9 +132,9 @@ def span(nodes: AnyArray, held: int) -> int:
 
 @kernel()
 def take_in_turn(row: IntArray, count: int, free: IntArray, first: int) -> int:
-    """Use up one node after the other from number `first` round until a row [N] has `count` more GPUs.
+    """Add `count` GPUs to row [N], using up node after node from number `first` on and wrapping around.
 
-    Return the last node, or NOWHERE if they have fewer.
+    Return the last node used, or NOWHERE if the nodes have fewer free GPUs.
     """
     for step in range(len(free)):
         node = (first + step) % len(free)
@@ -182,13 +183,14 @@ def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
 def pack(
     held: IntArray, gpus: IntArray, pool: IntArray, pools: IntArray, offered: IntArray, make_room: bool
 ) -> IntArray:
-    """Return a placement [n, N] of gpus [n] on nodes of the pools number pool [n]. GPUs of a pool must fit its nodes.
+    """Return a placement [n, N] of gpus [n] for n jobs, each within its pool. The GPUs of a pool must fit its nodes.
 
-    held: [n, N] GPUs that jobs hold now on nodes that are up. pools: [N] pool of each node. offered: [N] its GPUs.
+    held: [n, N] GPUs that jobs hold now on nodes that are up. pool: [n] pool of each job. pools: [N] pool of each node.
+    offered: [N] GPUs of each node that jobs may hold.
     A job with unchanged pool and count keeps its nodes. A shrinking job first leaves the nodes where it has fewest
     GPUs. Then the others are placed, the largest first: on whole nodes, with the rest on the node that this leaves
-    fullest, or on several nodes if no node has room for the rest. make_room: if true, smaller jobs on a single node
-    move instead, with as few GPUs as possible.
+    fullest, or on several nodes if no node has room for the rest. make_room: if true, and no node has room for a part,
+    move smaller single-node jobs off one node instead of splitting the part, and move as few GPUs as possible.
     """
     placement, free = np.zeros_like(held), offered.copy()
     home, turn = np.full_like(gpus, NOWHERE), np.full_like(gpus, NOT_WAITING)
@@ -247,8 +249,8 @@ def _make_room(
 ) -> None:
     """Free `part` GPUs on one node of a pool by moving smaller jobs that have all their GPUs there.
 
-    Smaller means fewer GPUs than the job in `row`. Among the nodes that can be freed, choose a node that moves fewest
-    GPUs. Jobs that move wait from turn `came` on.
+    Smaller means fewer GPUs than the job in `row`. Among the nodes where this is possible, choose one from which fewest
+    GPUs move. Jobs that move are placed again later, in turns from `came` on.
     """
     best, least = NOWHERE, 0
     for node in range(len(free)):
@@ -271,7 +273,7 @@ def _make_room(
 
 @njit()
 def _clear(placement: IntArray, node: int, missing: int, gpus: IntArray, below: int) -> IntArray:
-    """[n] 1 for jobs that leave a node to free `missing` GPUs, the largest first; all 0 if that is not enough."""
+    """Return [n] 1 for jobs that leave a node to free `missing` GPUs, the largest first; all 0 if too few can."""
     moves = np.zeros_like(gpus)
     while missing > 0:
         found = NOWHERE

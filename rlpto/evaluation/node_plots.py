@@ -1,4 +1,4 @@
-"""Plot of rented nodes in the report of an evaluation, if nodes are rented."""
+"""Plot the rented nodes in the report of an evaluation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.tables import Results
 
 PARTS = {"held by jobs": COLOURS[0], "idle": COLOURS[2], "booting": COLOURS[1]}
-"""Parts of the rented GPUs, from below, and their colours."""
+"""Parts of the stacked plot of GPUs, from the bottom up, and their colours."""
 
 
 def nodes_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
-    """Plot the rented nodes of the highlighted policies on a typical window. Raises CheckpointError for an unreadable
-    record."""
+    """Return a plot of the rented nodes of the highlighted policies on a typical window, or no plot if a policy rents
+    none. Raises CheckpointError for an unreadable record."""
     policies = results.highlighted
     window, seed = typical_cell(results)
     runs = {done.cell.policy: done for done in finished if (done.cell.window, done.cell.seed) == (window, seed)}
@@ -29,8 +29,8 @@ def nodes_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot
     if not all(len(record.rented.time) for record in records.values()):
         return []
     caption = (
-        "Above, GPUs of all nodes and how many were wanted. Below, idle GPUs and how many the provisioner wanted to "
-        f"spare beyond the GPUs that jobs hold or wait for (window {window}, seed {seed}: the median by reward). "
+        "Above, GPUs of all nodes and how many the provisioner wanted. Below, idle GPUs and how many it wanted to keep "
+        f"beyond the GPUs that jobs hold or wait for (window {window}, seed {seed}: the median by reward). "
         + sentence(results)
     )
     return [Plot("rented_nodes", "Rented nodes", caption, nodes_over_time(records))]
@@ -46,7 +46,7 @@ def typical_cell(results: Results) -> tuple[str, int]:
 
 
 def sentence(results: Results) -> str:
-    """Return a sentence on node-hours, idle GPU-hours and waiting time of the highlighted policies, means of cells."""
+    """Return a sentence with the highlighted policies' GPU-hours of nodes, idle GPU-hours and waits, means of cells."""
     means = {one.policy: one.mean for one in results.policies if one.policy in results.highlighted}
     shown: dict[str, list[str]] = {policy: [] for policy in results.highlighted}
     for name in ("node_hours", "idle_gpu_hours", "queueing_mean"):
@@ -61,7 +61,7 @@ def sentence(results: Results) -> str:
 
 
 def nodes_over_time(records: Mapping[str, RunRecord]) -> Figure:
-    """Plot for each policy the held, idle, booting and wanted GPUs over time, and below idle and spare GPUs."""
+    """Plot held, idle, booting and wanted GPUs over time for each policy; below, idle GPUs and wanted spare GPUs."""
     figure = empty_figure(WIDTH, 1.0 + 2.2 * len(records))
     panels = figure.subplots(2 * len(records), 1, sharex=True, height_ratios=[2, 1] * len(records))
     for (policy, record), upper, lower in zip(records.items(), panels[::2], panels[1::2], strict=True):
@@ -73,7 +73,7 @@ def nodes_over_time(records: Mapping[str, RunRecord]) -> Figure:
         upper.set_title(policy, loc="left", fontsize=10, fontweight="bold", color=INK)
         upper.set(ylabel="GPUs", xlim=(0.0, max(hours[-1], TICK_S / HOUR)))
         lower.fill_between(hours, idle, color=PARTS["idle"], step="post", linewidth=0.5)
-        lower.step(hours, rented.foreseen, COLOURS[3], label="spare, wanted", **line)
+        lower.step(hours, rented.foreseen, COLOURS[3], label="wanted spare", **line)
     for row in (panels[::2], panels[1::2]):
         highest = max(axes.get_ylim()[1] for axes in row)
         for axes in row:

@@ -35,7 +35,7 @@ from rlpto.workloads.mapping_settings import MappingSettings
 from rlpto.workloads.windows import WindowSettings
 
 _LONGEST_POSITION = 10
-"""Digits of a position in a list."""
+"""A number in a key with this many digits or more is not a position in a list."""
 
 
 def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
@@ -84,7 +84,7 @@ class NodeGroup(Settings):
     """A group of identical nodes."""
 
     count: int = Field(1, ge=0, le=100_000)
-    """Number of permanent nodes. It may be 0 only with `rented`, and is 0 there by default."""
+    """Number of permanent nodes. With `rented` it may be 0, which is then the default."""
     gpus: int = Field(4, ge=1, le=1024)
     """GPUs per node."""
     cpus: int = Field(0, ge=0, le=10_000)
@@ -123,14 +123,14 @@ class NodeGroup(Settings):
 
 
 class ClusterSettings(Settings):
-    """The machines."""
+    """The cluster's nodes."""
 
     nodes: tuple[NodeGroup, ...] = Field((NodeGroup(count=16, gpus=4),), min_length=1)
     """Groups of identical nodes."""
 
     @property
     def shape(self) -> ClusterShape:
-        """All machines one by one; rentable nodes above their group's `least` are down."""
+        """All nodes one by one; rentable nodes above their group's `least` are down."""
         return ClusterShape(node for group in self.nodes for node in group.machines)
 
 
@@ -174,7 +174,7 @@ class WorkloadSettings(Settings):
     """Other processes that hold GPUs and CPU slots from the start until they end; jobs may use them afterwards."""
     metric: MetricName = DEFAULT_METRIC
     """Metric by which jobs without a batch size choose one, and in which policies see speeds: goodput (samples/s times
-    statistical efficiency), throughput (samples/s), efficiency (goodput, on fewer GPUs)."""
+    statistical efficiency), throughput (samples/s), efficiency (goodput, but with fewer and better used GPUs)."""
     load: float | None = Field(None, gt=0, le=100)
     """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity. files: needs `draws`.
     Default: arrivals are not scaled."""
@@ -184,7 +184,7 @@ class WorkloadSettings(Settings):
         if self.source in ("trace", "files", "frozen") and not self.path:
             raise ValueError(f"source {self.source} needs a path")
         if (self.source == "jobs") != bool(self.jobs):
-            raise ValueError(f"source {self.source}: jobs are listed with source jobs, and only then")
+            raise ValueError(f"source {self.source}: source jobs needs a list of jobs, and no other source has one")
         if self.mixture and (self.source not in ("synthetic", "trace") or self.mapping.mode != "named"):
             raise ValueError(
                 f"mixture: source {self.source} and mapping.mode {self.mapping.mode}, expected source synthetic or "
@@ -195,9 +195,7 @@ class WorkloadSettings(Settings):
         if self.source == "files" and self.load is not None and not self.draws:
             raise ValueError("load: files are taken as they are, expected null, or draws of 1 or more")
         if self.mapping.lasting and self.source not in ("synthetic", "trace"):
-            raise ValueError(
-                f"mapping.lasting: source {self.source} is no trace that is cut into windows, expected false"
-            )
+            raise ValueError(f"mapping.lasting: source {self.source} has no trace to cut into windows, expected false")
         if self.source != "files" and (self.draws or self.train_path or self.validation_path):
             raise ValueError(f"source {self.source}: draws, train_path and validation_path are for source files")
         return self
@@ -231,9 +229,9 @@ class KnowledgeSettings(Settings):
     flattened, compared with curves of other models; learnt_or_curve: learnt where such a job has finished, else curve;
     unknown: `tail` times the epochs that a job has done, the fallback of all other sources where they have no data."""
     history_days: float | None = Field(None, ge=0, le=36_500)
-    """learnt, learnt_or_curve; days before a window whose finished jobs count too. They are known where users, models
-    and lengths are those of the whole trace (workload.mapping.lasting), and where frozen jobs come with them
-    (all or none of them). Default: all; 0: none."""
+    """learnt, learnt_or_curve; number of days before a window from which finished jobs also count. There are such jobs
+    if users, models and lengths are sampled once for the whole trace (workload.mapping.lasting), or if frozen jobs
+    include them; frozen jobs allow only null and 0. Default: all days; 0: none."""
     tail: float = Field(2.0, gt=0, le=100)
     """Remaining epochs of a job of unknown length, as a multiple of the epochs it has done."""
     unseen_hours: float = Field(UNSEEN_HOURS, gt=0, le=10**6)
@@ -283,7 +281,7 @@ class Config(Settings):
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of all randomness."""
     cluster: ClusterSettings = ClusterSettings()
-    """The machines."""
+    """The cluster's nodes."""
     workload: WorkloadSettings = WorkloadSettings()
     """The source of the jobs."""
     profiles: ProfileSettings = ProfileSettings()
@@ -323,7 +321,7 @@ def load_config(
     """Read an experiment file and apply overrides to it.
 
     source: a file, the name of an example, such as quickstart, or a configuration. overrides: texts `key=value`, such
-    as `workload.load=1.1`; or a mapping, nested or with such keys. option: the name of the overrides in errors.
+    as `workload.load=1.1`; or a mapping, nested or with dotted keys. option: the name of the overrides in errors.
     Raises ConfigError, in one line, for any error in either.
     """
     if not isinstance(source, Config | str | Path):
@@ -363,7 +361,7 @@ def with_policies(config: Config, specs: Sequence[str]) -> Config:
 
 
 def _as_texts(tree: Mapping[str, Any], inside: str = "") -> list[str]:
-    """The overrides `key=value` of a nested mapping."""
+    """Return a nested mapping as overrides `key=value`. inside: prefix of the keys, such as `workload.`."""
     texts = []
     for key, value in tree.items():
         deeper = isinstance(value, Mapping)
@@ -372,8 +370,8 @@ def _as_texts(tree: Mapping[str, Any], inside: str = "") -> list[str]:
 
 
 def _config_file(path: Path) -> Path:
-    """Return the path itself if it is a file, else the example of that name, which no folder hides. Raises ConfigError
-    if there is nothing of that name."""
+    """Return the path itself if it is a file, else the example of that name, even if a folder has the same name. Raises
+    ConfigError if there is neither."""
     if not file_there(path) and (found := example_config(path)) is not None:
         return found
     if is_there(path):
@@ -406,7 +404,7 @@ def _mark_typed(value: object) -> object:
 
 
 def _with_value(tree: object, location: Location, value: object, said: str) -> object:
-    """A copy of `tree` in which `location` holds `value`."""
+    """Return a copy of `tree` in which `location` holds `value`. said: the override, for error messages."""
     if not location:
         return value
     at, *rest = location

@@ -1,7 +1,7 @@
-"""A job's estimates of itself: a fit of its observed steps, its last observed gradient noise, and the batch size chosen
-from both.
+"""Estimates of a job from its own observations: a fit of its steps, and the batch size chosen by this fit and by the
+last observed gradient noise.
 
-By the rules of Pollux (Qiao et al., OSDI 2021, section 4.1 and its artifact). Pure functions: they know no cluster.
+The rules are Pollux's (Qiao et al., OSDI 2021, section 4.1 and its artifact). Nothing here depends on a cluster.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ class ChoiceRule(NamedTuple):
 
 
 class Score(NamedTuple):
-    """[SPANS, most] with 1.. GPUs: best score, in samples per second converted to the base batch, and the standard
-    deviation of the logarithm of the estimated speed."""
+    """Scores of a job on one node and on several, with 1 to `most` GPUs: arrays [SPANS, most].
+
+    best: largest score of a batch size, in samples per second converted to the base batch. sigma: standard deviation of
+    the logarithm of the estimated speed.
+    """
 
     best: FloatArray
     sigma: FloatArray
@@ -49,10 +52,10 @@ class ThroughputFit:
     """Steps that one job, or all jobs of a model, have observed, and the fit to them.
 
     limits: limits of the batch size. batch: the fixed batch size, or None. most: largest number of GPUs in tables.
-    exponent: `ChoiceRule.exponent`. prior: prior of the law. Default: Pollux's fit, which has none. unit: number of
-    GPUs that the law counts as one, on one node, for a model that runs on multiples of it only: other models show how
-    it scales from the smallest size on, not from a single GPU. sizes: number of different GPU counts with observed
-    steps.
+    exponent: `ChoiceRule.exponent`. prior: prior of the law. Default: Pollux's fit, which has none. unit: for a model
+    that runs only on multiples of a number of GPUs, this number, which the law counts as one GPU on one node: the prior
+    from other such models describes scaling from the smallest size, not from a single GPU. sizes: number of different
+    GPU counts with observed steps.
     """
 
     limits: BatchLimits
@@ -71,7 +74,7 @@ class ThroughputFit:
     _bayes: BayesFit | None = None
 
     def observe(self, step: Step) -> bool:
-        """Record a step. True if none was known of its nodes, GPUs and local batch; otherwise the known one stays."""
+        """Record a step. Returns False and keeps the earlier step if there is one of its nodes, GPUs and batch."""
         if (key := step[:3]) in self.steps:
             return False
         self.steps[key] = step
@@ -109,7 +112,7 @@ class ThroughputFit:
         return self._candidates[gpus]
 
     def throughput(self, nodes: int, gpus: int) -> FloatArray:
-        """[C] estimated samples per second of the candidates, 0 where a limit is broken. Needs a fit."""
+        """[C] estimated samples per second of the candidate batches; 0 for a batch beyond a limit. Needs `fit`."""
         assert self.params is not None
         if (nodes, gpus) not in self._throughput:
             found = self.candidates(gpus)
@@ -119,11 +122,11 @@ class ThroughputFit:
         return self._throughput[nodes, gpus]
 
     def score(self, sqr: float, var: float, slope: float = 0.0) -> Score:
-        """Return the scores that policies see, with 1.. GPUs on one node and on several. If the exponent of the
-        efficiency is not 1, scores are scaled to give one GPU its goodput.
+        """Return the scores that policies see, with 1 to `most` GPUs on one node and on several. If the exponent of the
+        efficiency is not 1, scores are scaled such that the score of one GPU is its goodput.
 
-        sqr, var: gradient statistics at the base batch. Before the first fit a job is assumed to scale perfectly from
-        one base batch per second and GPU.
+        sqr, var: gradient statistics at the base batch. slope: `ChoiceRule.slope`. Before the first fit, every GPU of
+        the job is assumed to process one base batch per second.
         """
         if self.params is None:
             best = np.tile(self.limits.base * np.arange(1.0, self.most + 1), (SPANS, 1))
@@ -141,8 +144,8 @@ class ThroughputFit:
         return score
 
     def _tabulate(self) -> tuple[FloatArray, FloatArray]:
-        """[SPANS, most, C] samples per second of all candidates with 1.. GPUs, and standard deviation of its logarithm
-        (0 by Pollux's fit)."""
+        """[SPANS, most, C] samples per second of all candidates with 1 to `most` GPUs, and standard deviation of its
+        logarithm (0 for Pollux's fit)."""
         assert self.params is not None
         sizes = [self.candidates(gpus) for gpus in range(1, self.most + 1)]
         self._scales = np.stack([size.weighed for size in sizes]) / self.limits.base
@@ -159,7 +162,7 @@ class ThroughputFit:
             fill_log_speeds(*self._bayes, self._reference, local, accumulation, log_seconds, sigma)
             seconds = np.exp(log_seconds)
         seconds, sigma = (values[:, np.maximum(units, 1) - 1] for values in (seconds, sigma))
-        if self.unit > 1:  # like tables: speed in proportion to GPUs below the smallest size
+        if self.unit > 1:  # as in `SizeTable`: below the smallest size, speed is proportional to GPUs
             seconds *= np.maximum(self.unit / np.arange(1.0, self.most + 1), 1.0)[:, None]
         return np.where(usable, self._scales * self.limits.base / seconds, 0.0), sigma
 
@@ -177,8 +180,8 @@ def fill_score(
 ) -> int:
     """Fill out with the largest score over the candidates of throughput [S, K, C] samples/s, and with its sigma.
 
-    sigma: [S, K, C]. scales: [K, C] base batches. growth: [K, C] factor on the variance `var` of the base batch.
-    exponent: `ChoiceRule.exponent`. Returns the candidate that is best on one GPU.
+    sigma: [S, K, C]. scales: [K, C] sizes in base batches. growth: [K, C] factor on the variance `var` of the base
+    batch. exponent: `ChoiceRule.exponent`. Returns the candidate that is best on one GPU.
     """
     alone, useful = 0, np.empty(scales.shape[1])
     for gpus in range(scales.shape[0]):
@@ -201,7 +204,7 @@ def fill_score(
 
 @njit(error_model="numpy")
 def efficiency_seen(sqr: float, var: float, scale: float, slope: float) -> float:
-    """Progress per sample with `scale` base batches; with invalid statistics a step counts as one base batch.
+    """Progress per sample of a batch of `scale` base batches. With invalid statistics a step counts as one base batch.
 
     sqr, var: gradient statistics at the base batch; the variance is assumed to grow with scale ** slope.
     """
@@ -210,7 +213,7 @@ def efficiency_seen(sqr: float, var: float, scale: float, slope: float) -> float
 
 @njit(error_model="numpy")
 def efficiency_at(sqr: float, var: float, scale: float) -> float:
-    """`efficiency_seen` for the variance at that batch."""
+    """Return `efficiency_seen`, given the variance `var` at this batch instead of the base batch."""
     below = var / scale + sqr
     return float((var + sqr) / below / scale if below > 0.0 else 1.0 / scale)
 
@@ -256,9 +259,10 @@ def follow_choices(
     out_rates: FloatArray,
     out_choices: IntArray,
 ) -> None:
-    """Fill out_rates and out_choices [P] with a job's choices in each epoch from `epoch` on, and its true speeds.
+    """Fill out_choices [P] with a job's batch choice in each epoch, and out_rates [P] with its true speed.
 
-    throughput, scales: [C] estimates; if throughput is empty, `first` stays. grad_sqr, grad_var, rates: [C, P] truth.
+    Before `epoch` the choice is `first`. throughput, scales: [C] estimates; if throughput is empty, `first` stays.
+    grad_sqr, grad_var, rates: [C, P] truth.
     In each epoch the job observes the statistics of its batch, and chooses by them in the next.
     """
     choice = first

@@ -14,15 +14,16 @@ from rlpto.io.compiled import kernel
 from rlpto.performance.tables import SpeedTables
 
 GROUP = np.dtype([(name, "i8") for name in ("window", "type", "by_user", "user", "first", "end")], align=True)
-"""Jobs first to end - 1 are those of a window, a pooled type and a user; with by_user = 0, of all users."""
+"""Jobs first to end - 1 share a window and a pooled type; if by_user is 1 also the user, if 0 all users count."""
 
 
 @by_reference
 class History(NamedTuple):
     """Epochs of jobs that had finished before each of several windows began.
 
-    groups: [G] GROUP in ascending order. epochs: [H] of the groups' jobs, ascending within a group. longer: [H] sum of
-    `epochs` from each job to the end of its group.
+    groups: [G] GROUP in ascending order. epochs: [H] epochs of each job of each group, ascending within a group; every
+    job is in two groups, one of its user and one of all users. longer: [H] sum of `epochs` from each job to the end of
+    its group.
     """
 
     groups: AnyArray
@@ -31,7 +32,7 @@ class History(NamedTuple):
 
 
 NO_HISTORY = History(np.zeros(0, dtype=GROUP), np.zeros(0), np.zeros(0))
-"""No job had finished."""
+"""The history if no job had finished."""
 
 
 def compile_history(windows: Sequence[Sequence[FinishedJob]], tables: SpeedTables) -> History:
@@ -64,9 +65,10 @@ def compile_history(windows: Sequence[Sequence[FinishedJob]], tables: SpeedTable
 def longer_jobs(
     history: History, window: int, job_type: int, by_user: int, user: int, progress: float
 ) -> tuple[int, float, float, float]:
-    """Number and epochs of the jobs of a group that trained longer than `progress` epochs; 0 without such a group.
+    """Return the number of jobs in a group that trained longer than `progress` epochs, and the sum of their epochs.
 
-    Also returns between which values of `progress`, the first included, this holds.
+    Both are 0 if there is no such group. Also return the bounds [low, high) of `progress` within which this result
+    stays the same.
     """
     first, end = group_at(history, window, job_type, by_user, user)
     if first == end:
@@ -80,7 +82,7 @@ def longer_jobs(
 
 @kernel()
 def group_at(history: History, window: int, job_type: int, by_user: int, user: int) -> tuple[int, int]:
-    """First index of a group in `epochs`, and the index after its last; 0, 0 if there is no such group."""
+    """Return the first index of a group in `epochs`, and the index after its last; 0, 0 if there is no such group."""
     low, high = 0, len(history.groups)
     while low < high:
         middle = (low + high) // 2

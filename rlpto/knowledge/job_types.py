@@ -1,6 +1,6 @@
-"""Speed tables in which each job has types of its own, for estimates that are rewritten in place.
+"""Speed tables with separate job types for every single job, which hold its estimates and are rewritten in place.
 
-`rlpto.knowledge.job_estimates` writes them. Views, planner and predictions read them like any speed tables.
+`rlpto.knowledge.job_estimates` writes the estimates. Views, planner and predictions read these tables like any others.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rlpto.performance.tables import JobType, SpeedTables
 FIRST_JOBS = 64
 """Initial number of jobs in the tables; it doubles whenever they are full."""
 _OF_MODELS = ("accuracy", "epochs", "samples", "rescale_delay")
-"""Columns of types that jobs take from their models."""
+"""Columns of `SpeedTables` that a job's types copy from the type of its model."""
 _CHOSEN = ("batch_size", "servers", "most_servers", "floor_size")
 _ESTIMATED = ("sizes_seen", "speed_sigma", "written")
-"""Columns of types that hold estimates."""
+"""Columns of `SpeedTables` that hold estimates."""
 
 
 class JobTypes:
-    """Speed tables with types for jobs behind the types of their models: for each job one per GPU type.
+    """Speed tables that append types of single jobs to the types of models: for each job, one per GPU type.
 
-    base: tables of the jobs' models, without speeds. first: by number of the job, its first type in `tables`. Each of
-    these types has its own rows.
+    base: tables of the jobs' models, without speeds. first: number of the first type of each job in `tables`, by job
+    number. Each of these types has its own rows of `rates`.
     """
 
     def __init__(self, base: SpeedTables) -> None:
@@ -46,7 +46,7 @@ class JobTypes:
         self._free.append(self.first.pop(job))
 
     def add(self, job: int, model_type: int) -> None:
-        """Add types for a new job, with accuracy, samples and delay of a type of `base`, without speed."""
+        """Add types for a new job. They copy accuracy, epochs, samples and delay of a type of `base`, but no speed."""
         if not self._free:
             self._grow()
         self.first[job] = first = self._free.pop()
@@ -69,8 +69,8 @@ class JobTypes:
 
 
 def with_job_types(base: SpeedTables, jobs: int, per_job: int) -> SpeedTables:
-    """Append to the tables `per_job` types for each of `jobs` jobs, with rows for SPANS numbers of nodes. The caller
-    writes their contents; no two of them share a row. Types of a job are variants of its first."""
+    """Return the tables with `per_job` more types for each of `jobs` jobs. Each new type has its own rows, for one node
+    and for several, whose contents the caller writes. The types of a job are variants of its first type."""
     types, rows, most, count = len(base.types), len(base.rates), base.max_gpus, jobs * per_job
     spans = np.arange(max(SPANS, base.row.shape[1]))
     row = np.zeros((types + count, len(spans), most + 1), dtype=np.int32)

@@ -41,7 +41,7 @@ class SizeTable:
         sizes = [(gpus, nodes) for nodes, gpus, _ in self.steps]
         for before, after in pairwise(sizes):
             if before == after:
-                raise ValueError(f"steps: {after[0]} GPUs on {after[1]} nodes stand there twice, expected once")
+                raise ValueError(f"steps: {after[0]} GPUs on {after[1]} nodes are listed twice, expected once")
             if before > after:
                 raise ValueError(f"steps: {after[0]} GPUs after {before[0]}, expected ascending GPUs, then nodes")
         few = next(((gpus, nodes) for gpus, nodes in sizes if nodes > gpus), None)
@@ -60,7 +60,10 @@ class SizeTable:
 
     @cached_property
     def _points(self) -> tuple[tuple[FloatArray, FloatArray], ...]:
-        """Logarithms of GPUs and seconds on one node, on several, and on either; the third replaces an empty one."""
+        """Logarithms of GPUs and of seconds, for steps on one node, on several nodes, and on any number of nodes.
+
+        The third pair replaces the first or the second if that has no steps.
+        """
         either = _points_of(self.steps)
         apart = (_points_of([row for row in self.steps if (row[0] > 1) == several]) for several in (False, True))
         return (*(points if len(points[0]) else either for points in apart), either)
@@ -68,8 +71,8 @@ class SizeTable:
     def step_time(
         self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
     ) -> FloatArray:
-        """Implement `ThroughputLaw`. The batch is the measured one, however it is split. Outside the measured sizes,
-        where no job runs, speed is in proportion to GPUs below them and constant above."""
+        """Implement `ThroughputLaw`. `local_batch` has no effect: the total batch is the measured one. Outside the
+        measured sizes, where no job runs, speed is proportional to GPUs below them, and constant above them."""
         nodes, gpus, _ = np.broadcast_arrays(nodes, np.asarray(replicas, dtype=np.float64), local_batch)
         *apart, either = self._points
         one, several = (_interpolated(points, either, gpus) for points in apart)
@@ -98,7 +101,7 @@ def largest_sizes(sizes: tuple[int, ...], max_gpus: int) -> IntArray:
 
 
 def _points_of(rows: Iterable[tuple[int, int, float]]) -> tuple[FloatArray, FloatArray]:
-    """Logarithms of GPUs and seconds. A size on several numbers of nodes counts on the fewest: jobs are packed."""
+    """Logarithms of GPUs and of seconds. If a size was measured on several numbers of nodes, the fewest count."""
     packed: dict[int, float] = {}
     for _, gpus, seconds in rows:
         packed.setdefault(gpus, seconds)

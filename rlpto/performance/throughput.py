@@ -1,4 +1,4 @@
-"""Throughput of data-parallel training: the interface of laws, Pollux's law and its fit to measured steps.
+"""Throughput of data-parallel training: the interface of throughput laws, Pollux's law, and its fit to measured steps.
 
 Pollux (Qiao et al., OSDI 2021, sections 3.2 and 4.1): a step computes gradients, whose time is linear in the local
 batch, and synchronises them, whose time is linear in the number of GPUs; the exponent gamma expresses their overlap.
@@ -18,7 +18,7 @@ from rlpto.io.arrays import BoolArray, FloatArray
 from rlpto.io.errors import ProfileError
 
 MAX_GAMMA = 10.0
-"""Largest overlap exponent; there only the longer of computing and synchronising counts."""
+"""Largest overlap exponent. With it a step takes hardly longer than the longer of computing and synchronising."""
 NO_COST = 1e-8
 """Lower limit of a fitted coefficient, in seconds: small enough to be negligible."""
 
@@ -37,7 +37,7 @@ class ThroughputLaw(Protocol):
         """Seconds of one optimiser step; shapes broadcast.
 
         nodes, replicas: nodes spanned and GPUs in total. local_batch: samples one GPU computes at once. accumulation:
-        number of gradient computations of that size added up before the last, synchronised one.
+        number of additional gradient computations before the last one, after which gradients are synchronised.
         """
         ...
 
@@ -78,7 +78,7 @@ class ThroughputParams:
 
 @dataclass(frozen=True)
 class StepMeasurements:
-    """Measured steps without accumulation, one entry a measurement, all float64 of the same length [N].
+    """Measured steps without accumulation: float64 arrays of the same length [N], with one entry per measurement.
 
     nodes, replicas: nodes spanned and GPUs in total. local_batch: samples per GPU.
     step_time: seconds of a whole step. sync_time: seconds of it spent waiting for synchronisation.
@@ -117,12 +117,12 @@ def relative_errors(law: ThroughputLaw, rows: StepMeasurements) -> FloatArray:
 def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
     """Fit the parameters to measured steps, by bounded least squares from several starts.
 
-    Minimised, over the logarithms of the coefficients, are the robust mean log error of the step time and, with less
-    weight, of the time without synchronisation, plus Pollux's penalties on gamma and on synchronisation that grows
-    steeply. Parameters that the rows do not determine are set by Pollux's rules: with one local batch size the constant
-    part is half the computing time; without GPUs on several nodes, or several GPUs on one, that part is tied to the
-    other (10 % more expensive across nodes). Deterministic. Raises ProfileError if there are no rows or a time is not
-    positive.
+    The objective is a robust mean log error of the step time, plus with less weight the same error of the time without
+    synchronisation, plus Pollux's penalties on gamma and on synchronisation that grows steeply. Variables are gamma and
+    the logarithms of the coefficients. Parameters that the rows do not determine follow Pollux's rules: with one local
+    batch size, the constant part is half the computing time; if only one of the two synchronisation times (within a
+    node, across nodes) was measured, the other is tied to it, and is 10 % longer across nodes. Deterministic. Raises
+    ProfileError if there are no rows, or if a time is not positive.
     """
     from scipy.optimize import least_squares
 
@@ -142,7 +142,7 @@ def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
 _ROBUST_LOG_ERROR = 0.05
 """Log error above which errors count linearly, not squared, which limits the weight of outliers."""
 _COMPUTE_WEIGHT = 0.3
-"""Weight of the computing part's error relative to the whole step's: measured sync times include waiting for others."""
+"""Weight of errors in computing time relative to step time: measured sync times include waiting for other workers."""
 _GAMMA_PENALTY = 1e-3
 _GROWTH_PENALTY = 1e-2
 _NODE_PREMIUM = 1.1
@@ -157,9 +157,9 @@ def _overlapped(compute: FloatArray, synchronise: FloatArray, gamma: float) -> F
 
 
 class _Problem:
-    """The fit as a function of a vector: the logarithms of six coefficients, and gamma.
+    """The least-squares problem, in a vector [7] for the logarithms of the six coefficients, and gamma.
 
-    The logarithms are `_tie @ vector + _offset`; tie and offset fix the parameters that the rows do not determine.
+    The logarithms are `_tie @ vector[:6] + _offset`; tie and offset fix the parameters that the rows do not determine.
     """
 
     def __init__(self, rows: StepMeasurements) -> None:
@@ -191,7 +191,7 @@ class _Problem:
         self._tie[coefficients], self._offset[coefficients] = 0.0, log_value
 
     def starts(self) -> Iterator[FloatArray]:
-        """Pollux's start, and starts scaled to the given step times with little and much overlap."""
+        """Yield Pollux's start, then starts scaled to the measured step times, with little and with much overlap."""
         yield self._clipped((0.1, 0.01, 0.1, 0.01, 0.1, 0.01), 1.001)
         shortest = float(self.rows.step_time.min())
         per_sample = float(np.median(self.rows.step_time / self.rows.local_batch))
@@ -221,8 +221,10 @@ class _Problem:
         )
 
     def loss(self, squares: FloatArray) -> FloatArray:
-        """[3, N + C + 3] twice the cost of squared residuals, and its derivatives: pseudo-Huber of log errors, in their
-        unit; penalties unchanged."""
+        """[3, N + C + 3] twice the cost of each squared residual, with its first two derivatives, as SciPy needs it.
+
+        The cost of a log error is pseudo-Huber, in the unit of the error; penalties stay squared.
+        """
         cost = np.stack([2 * squares, np.full(len(squares), 2.0), np.zeros(len(squares))])
         errors = len(self._weights)
         length = np.sqrt(squares[:errors] + _ROBUST_LOG_ERROR**2)

@@ -1,8 +1,9 @@
-"""A small network that adds two bonuses to a job's score in the index: one on all steps, and one on its first step.
+"""A small network that adds two bonuses to a job's scores in the index: one to all steps, one to its first step.
 
-Jobs share the network's weights; features of all jobs together (load, spread of the remaining work) relate each job to
-the others. Compiled, the network costs little more than constant weights over whole windows. Bonuses are bounded; with
-a last layer of zeros they are 0, and the policy is the index.
+A step gives a job more GPUs (`rlpto.policies.index`). The same network is applied to each job; features of all jobs
+together (load, spread of the remaining work) relate a job to the others. In compiled code, a window takes little longer
+with the network than with constant index weights. Bonuses are bounded; with an output layer of zeros they are 0, and
+the policy is the index.
 Source: this project; a network shared by a set of jobs follows Mao et al., "Learning Scheduling Algorithms for Data
 Processing Clusters" (SIGCOMM 2019).
 """
@@ -24,7 +25,7 @@ JOB_FEATURES: tuple[str, ...] = (
 )
 """The network's inputs about a job, defined in `job_features`."""
 CLUSTER_FEATURES: tuple[str, ...] = ("load", "jobs", "share_waiting", "mean_left", "spread_left", "share_held")
-"""The network's inputs about all jobs together."""
+"""The network's inputs about all jobs together, computed in `add_bonuses`."""
 CONTEXT_FEATURES: tuple[str, ...] = ("shorter", "work_ahead", "to_finish", "next_finish", "fair_share", "growth")
 """The network's inputs about a job relative to the others, and about time, defined in `context_features`."""
 FEATURES = len(JOB_FEATURES) + len(CLUSTER_FEATURES) + len(CONTEXT_FEATURES)
@@ -34,8 +35,8 @@ OUTPUTS = 2
 LARGEST_BONUS = 2.0
 """Limit of a bonus, of either sign. Scores are logarithms, and the index's weights lie between 0.1 and 3.5."""
 NETWORK_SIZE = HIDDEN * (FEATURES + 1) + OUTPUTS * (HIDDEN + 1)
-"""Count of a network's numbers: weights from features to hidden units, biases of the units, weights from units to
-outputs, and biases of the outputs."""
+"""Number of parameters of a network. In order: weights [FEATURES, HIDDEN], biases of hidden units [HIDDEN], weights
+[HIDDEN, OUTPUTS], and biases of outputs [OUTPUTS]."""
 _INNER = HIDDEN * (FEATURES + 1)
 _CONTEXT = len(JOB_FEATURES) + len(CLUSTER_FEATURES)
 _SHORTEST_S = 1.0
@@ -44,7 +45,7 @@ LONGEST_H = 1e4
 
 
 def first_network(seed: int) -> FloatArray:
-    """Return a network [NETWORK_SIZE] without bonuses and with a random hidden layer."""
+    """Return a network [NETWORK_SIZE] with a random hidden layer and an output layer of zeros: all bonuses are 0."""
     network = np.zeros(NETWORK_SIZE)
     network[:_INNER] = np.random.default_rng([seed, 17]).normal(0.0, FEATURES**-0.5, _INNER)
     return network
@@ -53,7 +54,7 @@ def first_network(seed: int) -> FloatArray:
 def network_draws(size: float) -> FloatArray:
     """Return the standard deviations [NETWORK_SIZE] of perturbations in training: `size` in the hidden layer.
 
-    They are smaller in the last layer, the more units add to a bonus.
+    In the output layer they are `size` x sqrt(8 / HIDDEN), because all hidden units add up in a bonus.
     """
     draws = np.full(NETWORK_SIZE, size)
     draws[_INNER:] *= (8 / HIDDEN) ** 0.5
@@ -62,7 +63,7 @@ def network_draws(size: float) -> FloatArray:
 
 @kernel(error_model="numpy")
 def missing_share(job: Any) -> float:
-    """Return the part that a job (VIEW record) still misses of all the accuracy it can gain, in [0, 1]."""
+    """Return the share of all the accuracy a job can gain that is still missing, in [0, 1]; job is a VIEW record."""
     in_all = job.final_accuracy - job.first_accuracy
     return float(min(max((job.final_accuracy - job.accuracy) / in_all, 0.0), 1.0)) if in_all > 0.0 else 0.0
 
@@ -76,9 +77,10 @@ def add_bonuses(
     network: FloatArray,
     inputs: AnyArray,
 ) -> None:
-    """Add the bonuses of a network [NETWORK_SIZE] to the score inputs of the jobs in view.
+    """Add the bonuses of a network [NETWORK_SIZE] to `base` and `start` of the score inputs.
 
-    inputs: [n] SCORE_INPUTS of `rlpto.policies.index`, with unit filled in.
+    now [s]. capacity [GPUs]. view: [n] VIEW. speeds: [n, K + 1] work per second. inputs: [n] SCORE_INPUTS of
+    `rlpto.policies.index`, whose `unit` is set.
     """
     count, seen, hidden, hours = len(view), np.empty(FEATURES), np.empty(HIDDEN), np.empty(len(view))
     wanted, held, waiting, mean, squares, soonest = 0, 0, 0, 0.0, 0.0, LONGEST_H
@@ -122,7 +124,7 @@ def add_bonuses(
 
 @kernel()
 def sum_shorter(hours: FloatArray, order: IntArray, shorter: FloatArray, ahead: FloatArray) -> None:
-    """Fill shorter [n] with the number of jobs with less remaining work than each job, and ahead [n] with their hours.
+    """Fill shorter [n] with the number of jobs with less work left than each job, and ahead [n] with their total hours.
 
     hours: [n] remaining on one GPU. order: [n] filled with the jobs' numbers, shortest first (a heap sort, because
     np.argsort takes two seconds to compile).
@@ -151,19 +153,19 @@ def hours_to_finish(job: Any, speed: FloatArray) -> float:
 
 @kernel(error_model="numpy")
 def context_features(capacity: int, count: int, job: Any, speed: FloatArray, unit: float, seen: FloatArray) -> None:
-    """Fill the CONTEXT_FEATURES that need no sums over jobs into seen [FEATURES], each scaled to about 1.
+    """Fill to_finish, fair_share and growth of CONTEXT_FEATURES into seen [FEATURES], each scaled to about 1.
 
-    shorter: share of the jobs with less remaining work. work_ahead: work of these jobs, over capacity. to_finish: hours
-    until the job finishes with its present GPUs; 1 if it holds none. next_finish: hours until the first of all jobs
-    finishes. fair_share: GPUs per job over the job's max_gpus. growth: speed that the next GPU adds to a running job,
-    in units of one GPU's speed.
+    `add_bonuses` fills the other three. shorter: share of the jobs with less remaining work. work_ahead: work of these
+    jobs, over capacity. to_finish: hours until the job finishes with its present GPUs; 1 if it holds none. next_finish:
+    hours until the first of all jobs finishes. fair_share: GPUs per job over the job's max_gpus. growth: speed that the
+    next GPU adds to a running job, in units of one GPU's speed.
 
     capacity [GPUs]. count: number of jobs. job: a VIEW record. speed: [K + 1] of the job. unit: speed of one GPU.
     """
     seen[_CONTEXT + 2] = np.log(hours_to_finish(job, speed)) / 2.0 if job.gpus > 0 else 0.0
     seen[_CONTEXT + 4] = np.log(max(capacity, 1) / (count * job.max_gpus)) / 2.0
     now, after = job.gpus, job.gpus + 1
-    while after < job.max_gpus and not speed[after] > speed[now]:  # a size that is not allowed
+    while after < job.max_gpus and not speed[after] > speed[now]:  # skip sizes that are not allowed
         after += 1
     grows = now > 0 and after <= job.max_gpus
     seen[_CONTEXT + 5] = ((speed[after] - speed[now]) / (after - now) / unit if grows else 0.0) - 0.5

@@ -27,7 +27,7 @@ SPREAD_PROBES = 8
 
 
 class CoachOptions(Settings):
-    """Options of `coach`; they matter to jobs with parameter servers."""
+    """Options of `coach`, which apply only to jobs with parameter servers."""
 
     form: Form = "sync"
     """Form of the fitted speed: Optimus's for synchronous or asynchronous training (sync, async), or the form of the
@@ -38,7 +38,7 @@ class CoachOptions(Settings):
 
 
 class Limits(NamedTuple):
-    """Limits of each of n running jobs: [n] workers, and [n] parameter servers, 0 for jobs without servers."""
+    """Limits of n jobs while they run: workers [n], and parameter servers [n], which are 0 for jobs without servers."""
 
     min_workers: IntArray
     max_workers: IntArray
@@ -62,7 +62,7 @@ class Seen:
         return configuration in self._speeds
 
     def add(self, workers: int, servers: int, speed: float) -> None:
-        """Keep a speed if it is positive."""
+        """Record the speed of a configuration, and scale all earlier speeds if it was measured before."""
         before = self._speeds.get((workers, servers))
         if speed <= 0 or speed == before:
             return
@@ -73,7 +73,7 @@ class Seen:
     def grid(self, form: Form, max_workers: int, max_servers: int) -> FloatArray:
         """Return the work per second [max_workers + 1, max_servers + 1]: measured, else fitted.
 
-        While the fit is undetermined, speeds beyond the measured workers or servers are 0; without measurements, all.
+        Speeds beyond the measured workers or servers are 0 while the fit is undetermined; without measurements all are.
         """
         if not self._speeds:
             return np.zeros((max_workers + 1, max_servers + 1))
@@ -142,7 +142,7 @@ class Coach(BasePolicy[CoachOptions]):
         return speed
 
     def _with_probes(self, jobs: JobTable, limits: Limits, state: ClusterState) -> Limits:
-        """Return limits that fix each job in turn to its next probe, if there is room next to all starting jobs."""
+        """Return limits that fix each job in turn to its next probe, if GPUs and slots remain after all jobs start."""
         workers, servers = start(limits, state.capacity, state.cpu_slots)
         spare_gpus, spare_slots = state.capacity - int(workers.sum()), state.cpu_slots - int(servers.sum())
         probed = Limits(*(column.copy() for column in limits))

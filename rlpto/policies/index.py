@@ -164,8 +164,8 @@ def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights:
     """Allocate GPUs [n] by the index with `weights` [1 or n, WEIGHT_NAMES].
 
     view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] of `rlpto.core.job_table.JobTable`.
-    If the queue's classes are strict, jobs of a higher class start before any job of the lowest class present
-    starts, and before any job grows, for any weights. If classes weigh, only the weights decide.
+    If the queue's classes are strict, a job starts before any job of a lower class starts, for any weights, and jobs
+    above the lowest class present start before any job grows. If classes weigh, only the weights decide.
     """
     steps = hull_steps(speed, view["min_gpus"].copy(), view["max_gpus"].copy())
     return steer_by(now, capacity, view, speed, steps, weights)

@@ -1,6 +1,7 @@
 """Switch between policies during a run, at set times or on request.
 
-Set times are part of a policy's spec, `fifo>3600:las` (`rlpto.policies.spec`); the spec is the name in tables.
+Times are set in a policy's spec, such as `fifo>3600:las` (`rlpto.policies.spec`). Tables have the whole spec as the
+policy's name.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class SwitchingPolicy:
         return SwitchingPolicy(self.name, first, list(zip(self._starts[1:], later, strict=True)))
 
     def switches(self) -> PolicySwitches:
-        """Return the time of each policy's first decision since the last reset; empty if one policy took them all."""
+        """Return when each deciding policy took over since the last reset; empty if only one has decided."""
         if len(self._decided) < 2:
             return PolicySwitches()
         return PolicySwitches(

@@ -34,7 +34,8 @@ KNOWN = np.dtype([(name, "i8") for name in ("job", "type", "epoch", "level")], a
 """Cache key of a row's speed and steps. job = -1: the row is empty. No other input changes during a job's life."""
 
 LEARNT = np.dtype([("type", "i8"), ("finished", "i8"), ("low", "f8"), ("high", "f8"), ("epochs", "f8")], align=True)
-"""`learnt_epochs` of a job, and for which pooled type and number of its finished jobs. finished = -1: not known."""
+"""Cached `learnt_epochs` of a job. They hold while its pooled type and that type's number of finished jobs are the same
+and its progress is in [low, high). finished = -1: nothing is cached."""
 
 UNSEEN, KNOWN_LEVEL = 0, -1
 """Observation levels: no observation, and speeds known exactly."""
@@ -44,9 +45,9 @@ UNSEEN, KNOWN_LEVEL = 0, -1
 class Shown(NamedTuple):
     """The active jobs of each cluster as policies see them, in queue order.
 
-    jobs: [B, M] `VIEW`. speed: [B, M, K + 1] speeds since the last `look_around`, and steps: [B, M, K + 1] their
-    `hull_steps`. known: [B, M] `KNOWN`, the cache keys of speed and steps. ordered_until: [B] s until which the order
-    is valid unless a job comes or goes.
+    jobs: [B, M] `VIEW`. speed: [B, M, K + 1] speeds as of the last `look_around`. steps: [B, M, K + 1] `hull_steps` of
+    the speeds. known: [B, M] `KNOWN`, the cache keys of speed and steps. ordered_until: [B] time [s] until which the
+    order is valid, unless a job arrives or finishes or a node changes.
     """
 
     jobs: AnyArray
@@ -58,14 +59,16 @@ class Shown(NamedTuple):
 
 @by_reference
 class Estimates(NamedTuple):
-    """What policies' estimates follow from.
+    """The inputs of policies' estimates of speed and remaining work.
 
-    packed: [T, K + 1] rows of the speed tables, and rates: [R, P] their rates. floor_size: [T, K + 1]
-    `SpeedTables.floor_size_anywhere`, or empty. accuracy_ahead: [T, P]. remaining, speed: columns, or empty.
-    rules, pooled: rules of estimates, and [T] `SpeedTables.pooled`. seen: [B, T or M] observation level of each job
-    type, or of each job. learnt: [B, M] LEARNT of each job. finished: [B, T + 1] finished jobs of each pooled
-    type, and of all; -1: not counted. noise: [W, M, 2 + K + 1] factors on remaining, on speed, and on scaling with
-    0..K GPUs; or empty. history: jobs that had finished before each workload.
+    packed: [T, K + 1] row of the speed tables for each type and number of GPUs. rates: [R, P] epochs per second of each
+    row. floor_size: [T, K + 1] `SpeedTables.floor_size_anywhere`, or empty. accuracy_ahead: [T, P] and remaining:
+    [T, P + 1], speed: [T, K + 1] as in `SpeedTables`; the last two are empty if epochs and rates are known.
+    rules: rules of estimates. pooled: [T] `SpeedTables.pooled`. seen: [B, T] observation level of each pooled type if
+    jobs share observations, else [B, M] of each job. learnt: [B, M] LEARNT of each job. finished: [B, T + 1] number of
+    finished jobs of each pooled type, and in all; -1 in all if they are not counted yet. noise: [W, M, 2 + K + 1]
+    factors on remaining work, on speed, and on speed with 0..K GPUs; or empty. history: jobs that had finished before
+    each workload.
     """
 
     packed: IntArray
@@ -85,9 +88,10 @@ class Estimates(NamedTuple):
 
 @by_reference
 class QueueRules(NamedTuple):
-    """Rules of the queue. aging: [2] s, normal and low. strict: whether a higher class comes first.
+    """Rules of the queue. aging: [2] seconds until a job of class normal, and of class low, rises a class.
 
-    reserve_after [s]: infinity reserves nothing. order: [M] 0, 1, ...: jobs are placed on nodes in queue order.
+    strict: whether a higher class comes first. reserve_after: wait [s] after which GPUs are reserved for a job, or
+    infinity. order: [M] 0, 1, ..., the order in which rows are placed on nodes.
     """
 
     aging: FloatArray
@@ -102,7 +106,7 @@ class Scratch(NamedTuple):
 
     queued, effective: numbers of jobs in queue order, and their effective classes. given: GPUs after admission.
     changed, gpus: numbers of jobs whose GPUs change, and their new GPUs. chain: vertices in `walk_hull`. left:
-    estimated remaining work.
+    estimated remaining epochs.
     """
 
     queued: IntArray
@@ -116,10 +120,11 @@ class Scratch(NamedTuple):
 
 @by_reference
 class Loop(NamedTuple):
-    """B simulated clusters under one queue, W workloads that they can run, M jobs at most in one, K GPUs at most.
+    """B simulated clusters with the same queue rules, W workloads that they can run, M jobs per workload at most.
 
-    world: the simulators. current: [B] workload that each cluster runs. gpu_types: GPU types, if there are several;
-    otherwise None, and jobs are placed on any node.
+    K is the largest number of GPUs of a job. world: the simulators. current: [B] workload that each cluster runs.
+    gpus_per_node: size of the nodes on which speeds assume jobs to be packed. gpu_types: GPU types if there are
+    several. Default: None, and jobs are placed on any node.
     """
 
     world: World
@@ -142,7 +147,10 @@ def build_loop(
     gpu_types: GpuTypes | None = None,
     history: History = NO_HISTORY,
 ) -> Loop:
-    """Build the loop of a world. tables: tables that policies see. noise, estimates, history: of `Estimates`."""
+    """Build the loop of a world.
+
+    tables: speed tables that policies see. noise, history: as in `Estimates`. estimates: `Estimates.rules`.
+    """
     (count, most), packed = world.jobs.shape, tables.packed_rows(gpus_per_node)
     width = packed.shape[1]
     steps = GrowthSteps(np.zeros((count, most, width), dtype=np.int64), np.zeros((count, most, width)))
@@ -186,9 +194,9 @@ def copy_of(loop: Loop) -> Loop:
 
 @kernel()
 def look_around(loop: Loop, b: int) -> None:
-    """Fill `shown`, `speed` and `steps` of cluster b with its active jobs in queue order, in their present state.
+    """Fill `loop.shown` of cluster b with its active jobs in queue order, in their present state.
 
-    A row keeps speed and steps if it shows the same job in the same epoch as before.
+    A row keeps its speed and steps if its cache key (`KNOWN`) is the same as before.
     """
     look_at_queue(loop, b)
     w, n, noise = loop.world, loop.world.clusters[b].active, loop.estimates.noise[loop.current[b]]
@@ -204,7 +212,7 @@ def look_around(loop: Loop, b: int) -> None:
         level = level_seen(loop, b, job)
         same = known.job == job.index and known.type == job.type_index
         if not same or known.epoch != job.epoch or known.level != level or level == UNSEEN:
-            # Nothing reads beyond a job's max_gpus, and every entry is a stride away in memory.
+            # Fill up to max_gpus only: nothing reads further, and each entry is in another row of `rates`.
             at = slice(row, row + 1)
             fill_speed(view[at], estimates.rates, estimates.packed, estimates.speed, noise, 0, speed[at])
             if rules.by_size.size:
@@ -215,7 +223,7 @@ def look_around(loop: Loop, b: int) -> None:
 
 @kernel()
 def see_sizes(loop: Loop, b: int, view: AnyArray) -> None:
-    """Record the numbers of GPUs with which jobs in view [n] of cluster b train."""
+    """Raise observation levels in view [n] of cluster b to the level of the GPUs with which each job trains now."""
     for row in range(len(view)):
         job = loop.world.jobs[b, view[row].index]
         if job.gpus > 0 and job.rescale_left == 0:
@@ -264,7 +272,7 @@ def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
                 left[row] = epochs - view[row].progress
     for row in range(len(view)):
         job, epochs = view[row], w.types[view[row].type_index].epochs
-        if loop.estimates.remaining.size:  # in the operator's unit, for a whole training
+        if loop.estimates.remaining.size:  # scale the operator's figure, which is for a whole training
             whole = epochs - job.progress
             job.remaining *= left[row] / whole if whole > 0 else 1.0
         if noise.size:
@@ -277,7 +285,7 @@ def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
 
 @kernel()
 def count_finished(loop: Loop, b: int) -> None:
-    """Count the finished jobs of cluster b by pooled type, unless their number is as before."""
+    """Count the finished jobs of cluster b by pooled type, unless none has finished since the last count."""
     cluster, jobs, finished = loop.world.clusters[b], loop.world.jobs[b], loop.estimates.finished[b]
     if finished[-1] == cluster.arrived - cluster.active:
         return
@@ -291,7 +299,7 @@ def count_finished(loop: Loop, b: int) -> None:
 
 @kernel()
 def learnt_of(loop: Loop, b: int, index: int) -> float:
-    """Return `learnt_epochs` of job number `index` of cluster b, from memory while nothing has changed."""
+    """Return `learnt_epochs` of job number `index` of cluster b, from the cache if it is still valid."""
     w, cluster, job, known = (
         loop.world,
         loop.world.clusters[b],
@@ -312,7 +320,7 @@ def learnt_of(loop: Loop, b: int, index: int) -> float:
 
 @kernel()
 def forget(loop: Loop, b: int) -> None:
-    """Discard everything cached of cluster b after a change from outside."""
+    """Discard all caches of cluster b after its state was changed from outside the loop."""
     loop.shown.ordered_until[b] = -np.inf
     loop.estimates.finished[b, -1] = -1
     for row in range(loop.shown.known.shape[1]):
@@ -322,9 +330,9 @@ def forget(loop: Loop, b: int) -> None:
 
 @kernel()
 def look_at_queue(loop: Loop, b: int) -> None:
-    """Fill the columns of `shown` of cluster b that `rlpto.core.jobs.fill_limits` fills; some policies need no others.
+    """Order the active jobs of cluster b and fill their columns in `fill_limits`; some policies need no others.
 
-    If the order is still valid, these columns are too, because `carry_out` updates each job's GPUs.
+    If the order is still valid, so are these columns, because `carry_out` updates each job's GPUs.
     """
     w, cluster = loop.world, loop.world.clusters[b]
     if not cluster.changed and cluster.time < loop.shown.ordered_until[b]:
@@ -336,7 +344,7 @@ def look_at_queue(loop: Loop, b: int) -> None:
     for i in range(len(active)):
         index[i] = active[index[i]]
     fill_limits(jobs, index[: len(active)], effective, strict, loop.shown.jobs[b])
-    # A job that stops from now on waits at least this long before it rises.
+    # A job that loses its GPUs from now on waits at least until then before it rises a class.
     soonest = cluster.time + min(normal, low)
     loop.shown.ordered_until[b] = min(soonest, next_promotion(jobs, active, normal, low))
 
@@ -361,7 +369,7 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
 @helper()
 def give(gpu_types: GpuTypes | None, loop: Loop, b: int, changes: int) -> None:
     """Give the first `changes` jobs of `Scratch.changed` in cluster b their new GPUs, each job on one GPU type."""
-    if gpu_types is None:  # it is an argument so that the other branch is not compiled
+    if gpu_types is None:  # passed as an argument, because the unused branch is then not compiled
         apply_allocation(loop.world, b, loop.scratch.changed[:changes], loop.scratch.gpus[:changes], loop.queue.order)
     else:
         give_on_gpu_types(gpu_types, loop, b)
@@ -369,7 +377,7 @@ def give(gpu_types: GpuTypes | None, loop: Loop, b: int, changes: int) -> None:
 
 @njit()
 def give_on_gpu_types(gpu_types: GpuTypes, loop: Loop, b: int) -> None:
-    """Give the active jobs of cluster b the numbers of GPUs in `loop.shown.jobs`, on the GPU type that suits each."""
+    """Give active jobs of cluster b their GPUs in `loop.shown.jobs`, each on the type chosen by `choose_gpu_types`."""
     w = loop.world
     n, groups = w.clusters[b].active, gpu_types.by_type.shape[1]
     view, offered, index, types = loop.shown.jobs[b, :n], w.free[b].copy(), np.empty(n, np.int64), np.empty(n, np.int64)

@@ -15,16 +15,16 @@ from rlpto.simulator.job_kernels import log_change, stop_running, work_seconds
 from rlpto.simulator.kernels import Outlook, advance, clear_sums, is_over, outlook, tick_after
 
 BOOT, ANGLE = 2**59, 2**58
-"""Offsets of the count for draws of boot times, distinct from those for failures."""
+"""Offsets that keep the random numbers of boot times apart from the random numbers of failures."""
 
 
 @kernel()
 def rent(w: World, b: int, wanted: IntArray) -> bool:
     """Request or return nodes of cluster b until group g has wanted[g] nodes, as far as possible.
 
-    A failed node cannot be requested. Only nodes without jobs and booting nodes are returned, none before its minimum
-    rental; the latest to be requested first. If there are none, a node is drained and its jobs move (`to_drain`).
-    Returns whether jobs have been stopped.
+    A failed node cannot be requested. Booting nodes, and nodes that have had no jobs for long enough, are returned, but
+    not before their minimum rental; the most recently requested node goes first. If there is no such node, one with
+    jobs is drained, and its jobs move (`to_drain`). Returns whether jobs have been stopped.
     """
     cluster, moving = w.clusters[b], 0  # GPUs of the jobs that have been stopped
     cluster.next_rent = tick_after(cluster.time, TICK_S)
@@ -69,11 +69,12 @@ def rent_and_look(w: World, b: int, wanted: IntArray) -> Outlook:
 def advance_renting(
     w: World, b: int, until: float, plan: RentPlan, passed: AnyArray, kept: FloatArray, rows: FloatArray
 ) -> tuple[int, int, Outlook]:
-    """Run cluster b as `advance_until` does, and decide on rented nodes on the way, by a plan.
+    """Run cluster b like `advance_until`, and decide on rented nodes once a minute by a plan.
 
-    It also ends at a decision for which the plan has no minute. kept: [8] the latest decision, and unfinished and cost
-    since then. rows: [P, 9] filled with completed decisions, `rlpto.core.records.NodeRecords`. Returns the numbers of
-    decision points and of rows too.
+    It also ends at a decision beyond the plan's last minute. kept: [8] the latest decision (the first six columns of
+    `rlpto.core.records.NodeRecords`), then job-seconds in the system and cost since that decision. rows: [P, 9] filled
+    with completed decisions, columns of `NodeRecords`. Returns the number of decision points, the number of rows, and
+    `outlook`.
     """
     cluster, count, minutes = w.clusters[b], 0, 0
     while True:
@@ -98,7 +99,7 @@ def advance_renting(
 
 @helper()
 def close_decision(w: World, b: int, kept: FloatArray, row: FloatArray) -> None:
-    """Fill row [9] with the latest decision and its consequences, and start kept again, see `advance_renting`."""
+    """Fill row [9] with the latest decision and its consequences, and reset kept to zeros (`advance_renting`)."""
     seconds, money = work_done(w, b, kept[0])
     for column in range(6):
         row[column] = kept[column]
@@ -111,7 +112,10 @@ def close_decision(w: World, b: int, kept: FloatArray, row: FloatArray) -> None:
 
 @helper()
 def decide_on_nodes(w: World, b: int, plan: RentPlan, workload: int, minute: int, kept: FloatArray) -> bool:
-    """Rent nodes by the plan for a workload, and fill kept[:6] with the decision. Returns whether jobs were stopped."""
+    """Rent nodes by the plan, and fill kept[:6] with the decision. Returns whether jobs were stopped.
+
+    workload, minute: which row of `plan.further` applies.
+    """
     look, wanted = plan.look, plan.wanted
     look_at_nodes(w, b, look)
     kept[0] = w.clusters[b].time
@@ -149,7 +153,7 @@ def ask_for(w: World, b: int, node: int) -> None:
 
 @helper()
 def to_give_back(w: World, b: int, group: int) -> int:
-    """Return the latest requested node of a group that may be returned, or -1."""
+    """Find the most recently requested node of a group that may be given back now. Returns its number, or -1."""
     found, latest, now = -1, -np.inf, w.clusters[b].time
     for node in range(w.rentals.shape[1]):
         rental = w.rentals[b, node]
@@ -163,9 +167,10 @@ def to_give_back(w: World, b: int, group: int) -> int:
 
 @helper()
 def to_drain(w: World, b: int, group: int, moving: int) -> int:
-    """Return the node of a group with fewest GPUs held, if as many are free elsewhere and no node is empty; else -1.
+    """Find the node of a group with the fewest held GPUs. Returns its number, or -1 if no node can be drained.
 
-    moving: GPUs that jobs of nodes drained just now need elsewhere too.
+    No node is drained if one of the group is empty, or if other nodes of the GPU type lack free GPUs for the jobs.
+    moving: GPUs that the jobs of nodes drained earlier in this decision also need.
     """
     found, fewest, free, now, gpu_type = -1, np.int64(2**40), 0, w.clusters[b].time, -1
     for node in range(w.rentals.shape[1]):
@@ -201,7 +206,7 @@ def stop_jobs_on(w: World, b: int, node: int) -> int:
 
 @helper()
 def give_back(w: World, b: int, node: int) -> None:
-    """Return a booting node, or one without jobs."""
+    """Give back a booting node, or a node without jobs."""
     cluster, machine = w.clusters[b], w.machines[b, node]
     end_rental(w, b, node)
     machine.toggle_at = np.inf
@@ -214,10 +219,11 @@ def give_back(w: World, b: int, node: int) -> None:
 
 @kernel()
 def work_done(w: World, b: int, since: float) -> tuple[float, float]:
-    """Work of the jobs of cluster b since the last call, as seconds and price. since: no later than that call [s].
+    """Return the work done in cluster b since the last call, as job-seconds and as a price.
 
-    Seconds that it takes with each job's requested GPUs, on as few nodes as possible, and the price of those GPUs for
-    that time. The rest of the jobs' time in the system, and of the cost, depends on the nodes.
+    Job-seconds are the time that the work takes on each job's requested GPUs, on as few nodes as possible; the price is
+    paid for these GPUs in this time. Time and cost beyond these depend on the rented nodes. since: a time [s] no later
+    than the last call.
     """
     seconds, money, size, price, gpu_type = 0.0, 0.0, np.int64(1), 0.0, np.int64(-1)
     for node in range(w.rentals.shape[1]):
@@ -242,7 +248,7 @@ def work_done(w: World, b: int, since: float) -> tuple[float, float]:
 
 @helper()
 def price_of(w: World, b: int, gpu_type: int) -> float:
-    """Price per second of a rented GPU of a type, or of any rented GPU if none of that type is rented."""
+    """Price per second of a GPU of a type in the groups of rented nodes, or of any GPU there if they lack the type."""
     price = 0.0
     for node in range(w.rentals.shape[1]):
         rental = w.rentals[b, node]
@@ -257,8 +263,8 @@ def price_of(w: World, b: int, gpu_type: int) -> float:
 def look_at_nodes(w: World, b: int, out: AnyArray) -> None:
     """Fill out [G] `rlpto.core.renting.LOOK` with the state of the groups of rented nodes of cluster b.
 
-    Nodes that are not rented count to the first group of their GPU type, a job to the first group with a GPU type that
-    it may use; others do not count.
+    A permanent node counts towards the first group of its GPU type, and a waiting job towards the first group with a
+    GPU type that it may use; other nodes and jobs do not count.
     """
     cluster, groups = w.clusters[b], len(out)
     for g in range(groups):

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 LONGEST_WAIT_S = 60.0
 """Longest wait between two attempts to upload."""
 REQUEST_S = 60.0
-"""Longest wait for an answer of S3. Arrow's default is 3 s, with which slow servers would never get a copy."""
+"""Longest wait for an answer of S3. With Arrow's default, 3 s, no upload to a slow server would ever succeed."""
 CLOSING_S = 12.0
-"""Longest wait of an ending job for its newest checkpoint to arrive. Controllers that take 20 s to end are killed."""
+"""Longest wait of an ending job for its newest checkpoint to arrive. Controllers that answer nothing for 20 s are
+killed."""
 
 
 def checked_uri(uri: str) -> str:
@@ -30,7 +31,7 @@ def checked_uri(uri: str) -> str:
     if not parts.scheme or not (parts.netloc or parts.path.strip("/")):
         raise ValueError(f"expected an address such as s3://bucket/folder, got {uri!r}")
     if "@" in parts.netloc:
-        raise ValueError("expected no credentials in the address: they belong into the environment of the nodes")
+        raise ValueError("expected no credentials in the address: set them in the environment of the nodes")
     return uri
 
 
@@ -38,7 +39,8 @@ class CheckpointStorage:
     """Copies of the checkpoints in one job's folder.
 
     uri: address for `pyarrow.fs`: s3://bucket/folder?region=...&endpoint_override=..., gs://, file:///. say: called
-    with an error, once until an upload succeeds, possibly from another thread. Credentials come from the environment.
+    with messages, possibly from another thread; failing uploads give one message until an upload succeeds. Credentials
+    come from the environment.
     """
 
     def __init__(self, uri: str, job: str, folder: Path, say: Callable[[str], None]) -> None:
@@ -46,11 +48,11 @@ class CheckpointStorage:
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._wrong = ""  # error since the last successful upload
-        self._given_up = False  # no copy is of use
+        self._given_up = False  # True if the storage has no usable copy
 
     def offer(self) -> None:
-        """Upload the newest checkpoint in the background, because a newer one is in the folder. It replaces older
-        copies."""
+        """Start to upload the newest checkpoint of the folder in the background. Call this after each new checkpoint.
+        Older copies beyond `KEPT_CHECKPOINTS` are deleted."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
             self._thread.start()
@@ -66,7 +68,7 @@ class CheckpointStorage:
                 self._say(f"{self._uri}: the last checkpoint has not arrived: {self._wrong or 'no answer yet'}")
 
     def fetch(self) -> bool:
-        """Copy the newest sound checkpoint into the folder, except refused ones. Returns whether there was one."""
+        """Copy the newest undamaged checkpoint that was not refused into the folder. Returns whether there was one."""
         try:
             system, place = self._opened()
             for name in self._names(system, place):
@@ -110,7 +112,7 @@ class CheckpointStorage:
             except OSError as wrong:
                 before, self._wrong = self._wrong, _reason(wrong)
                 if not before:
-                    self._say(f"{self._uri}: the newest checkpoint has not arrived: {self._wrong}; tried again")
+                    self._say(f"{self._uri}: the newest checkpoint has not arrived: {self._wrong}; retrying")
                 if not self._closing.wait(wait):
                     self._wake.set()
                 wait = min(2.0 * wait, LONGEST_WAIT_S)
@@ -118,8 +120,8 @@ class CheckpointStorage:
                 return
 
     def _upload(self) -> None:
-        """Upload the newest checkpoint if it is missing, then drop old ones, and later ones if none of them is of use.
-        Raises OSError."""
+        """Upload the newest checkpoint if the storage lacks it. Then delete old copies, and copies of later steps if
+        `fetch` found none of them usable. Raises OSError."""
         system, place = self._opened()
         known = self._names(system, place)
         found = open_newest(self._folder)  # only now, because a checkpoint may be removed during a slow answer

@@ -1,9 +1,9 @@
-"""Shockwave: rounds ahead bought in a market, with the changes of batch sizes predicted.
+"""Shockwave: an integer programme plans the coming rounds as a market would, and predicts changes of batch sizes.
 
 Source: Zheng et al., "Shockwave: Fair and Efficient Cluster Scheduling for Dynamic Adaptation in Machine Learning",
-NSDI 2023; constants, estimates and the order within the plan are those of its simulator.
-Adapted: rounds of a plan are alike, so the programme counts them for each job in place of one binary a round; no
-measured throughput corrects the profile. README.md says what else differs.
+NSDI 2023; constants, estimates and the order within a plan are as in its simulator.
+Adapted: all rounds of a plan are alike, so the programme has the number of rounds of each job as a variable, instead of
+a binary variable for each round; measured throughput does not correct the profile. README.md lists other differences.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from rlpto.policies.rounds import Ranks, RoundOptions, RoundPolicy
 
 BASES = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])  # progress at which the logarithm is exact; linear between
 LOGS = np.log(np.maximum(BASES, 1e-6))
-MOMENTUM = 0.9  # weight of the mean of a job's fair finish times over time; the last estimate has the rest
+MOMENTUM = 0.9  # weight of a job's mean estimate of its fair finish time over time; the last estimate has the rest
 NEARLY_DONE = 100.0  # power of the weight of a late job that ends within a round
 LARGEST_LOG = 14.0  # logarithm of the largest weight
-GAP, TIME_LIMIT_S = 1e-3, 15.0  # of the solver, relative to the optimum; it then returns the best plan found
+GAP, TIME_LIMIT_S = 1e-3, 15.0  # relative gap and time limit of the solver, which then returns its best plan
 
 
 class ShockwaveOptions(RoundOptions):
     """Options of `shockwave`."""
 
     round: float = Field(120.0, gt=0)
-    """Seconds for which jobs keep the GPUs they were given."""
+    """Length of a round [s]: jobs keep their GPUs for that long."""
     ahead: int = Field(20, ge=1, le=1000)
     """Rounds that a plan covers."""
     replan: int = Field(8, ge=1)
     """Rounds after which a plan is made again; at once when a job has come or gone."""
     makespan: float = Field(1e-3, ge=0)
-    """Weight of the seconds that the job with most work will have left after the plan."""
+    """Weight of the largest number of seconds of work that a job has left after the plan."""
     power: float = Field(12.0, ge=0)
-    """Power of a late job's weight: its predicted finish time by its fair one."""
+    """Exponent of a late job's weight, which is its predicted JCT divided by its fair JCT."""
 
 
 class Outlook(NamedTuple):
-    """Of n jobs on their requested GPUs: seconds of work left and had [n], share of it done [n], and what a second adds
-    to that share [n]."""
+    """Predictions for n jobs on their requested GPUs.
+
+    left, had: [n] seconds of remaining and of completed work. done: [n] share of the epochs that is done. pace: [n]
+    share that a second of training adds.
+    """
 
     left: FloatArray
     had: FloatArray
@@ -60,13 +63,13 @@ class Shockwave(RoundPolicy[ShockwaveOptions]):
 
     def reset(self, seed: int) -> None:
         super().reset(seed)
-        self._plan: dict[int, int] = {}  # by job: rounds that are left to it
+        self._plan: dict[int, int] = {}  # by job: remaining rounds of the plan
         self._weight: dict[int, float] = {}
-        self._fair: dict[int, list[tuple[float, float]]] = {}  # by job: when estimated, and the fair finish time
+        self._fair: dict[int, list[tuple[float, float]]] = {}  # by job: time of each estimate, fair finish time [s]
         self._rounds_left = 0
 
     def ranks(self, state: ClusterState, speed: FloatArray, begins: bool) -> Ranks:
-        """Jobs of the plan, those first that need every round that is left, then by weight; others by work left."""
+        """Rank planned jobs that need every remaining round first, then planned jobs by weight, others by work left."""
         jobs = state.jobs
         index = jobs.index.tolist()
         if begins:
@@ -83,7 +86,7 @@ class Shockwave(RoundPolicy[ShockwaveOptions]):
         return Ranks(share, np.ones_like(share), left, np.full(len(index), False))
 
     def _make_plan(self, state: ClusterState) -> None:
-        """Count the rounds of every job, with its fair finish time as a bound if all can keep theirs, else weighted."""
+        """Plan each job's rounds. Fair finish times are bounds if all jobs can meet them, else late jobs weigh more."""
         rule, jobs, now = self.options, state.jobs, outlook(state)
         index, gpus, capacity = jobs.index.tolist(), jobs.requested_gpus, state.capacity
         share, seconds = min(1.0, max(capacity, 1) / len(jobs)), rule.ahead * rule.round
@@ -106,10 +109,10 @@ class Shockwave(RoundPolicy[ShockwaveOptions]):
 
 
 def outlook(state: ClusterState) -> Outlook:
-    """What is predicted of all jobs.
+    """Return the predictions for all jobs.
 
-    A job may turn to any speed of its profile. Each counts as likely as the others, but for what was seen:
-    a Dirichlet prior of as many epochs as the job has, and the posterior after those that it has done.
+    A job may change to any speed of its profile. The prior over these speeds is a uniform Dirichlet distribution, worth
+    as many epochs as the job has; the posterior adds the epochs that the job has done at each speed.
     """
     jobs = state.jobs
     estimates, gpus = jobs.estimates(), jobs.requested_gpus
@@ -135,7 +138,7 @@ def outlook(state: ClusterState) -> Outlook:
 
 
 def mean_estimate(estimates: list[tuple[float, float]], now: float) -> float:
-    """Mean of estimates (when, what) over the time that each stood until now, with some weight on the last."""
+    """Return the mean of estimates (time, value), weighted by the time each was the newest; the last weighs more."""
     when, what = np.array(estimates).T
     stood = np.diff(np.append(when, now))
     mean = stood @ what / stood.sum() if stood.sum() > 0 else what[-1]
@@ -145,10 +148,11 @@ def mean_estimate(estimates: list[tuple[float, float]], now: float) -> float:
 def plan_rounds(
     now: Outlook, weight: FloatArray, least: FloatArray, gpus: IntArray, capacity: int, rule: ShockwaveOptions
 ) -> IntArray:
-    """[n] rounds of each job, from least [n] on: the largest mean of weight x logarithm of its progress, less
-    `makespan` x the most seconds that a job has left then; all rounds if the solver finds nothing in its time.
+    """Return the rounds [n] of each job, at least `least` [n]; all rounds if the solver finds no plan in its time.
 
-    Variables: rounds, seconds trained in them, weights of BASES whose mean is a job's progress, the most seconds left.
+    The plan maximises the mean over jobs of weight x log(progress) / `ahead`, less `makespan` x the largest number of
+    seconds that a job still needs after the plan. Variables: rounds of each job, seconds trained in these rounds,
+    weights of BASES that interpolate the job's progress, and this largest number of seconds.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import block_array, csr_array, eye_array, kron

@@ -1,18 +1,21 @@
-"""Pollux's objective as a cost per job, tabulated for the search, and the numbers of GPUs with least total cost.
+"""Tabulate Pollux's objective as a cost per job, and find the numbers of GPUs with the least total cost.
 
-Pollux maximises the power mean, p = -1, over the n jobs of x = speed-up x share x factor + 1e-3 (Qiao et al., OSDI
-2021, section 4.2, with the constants of its simulator). The mean is n over the sum of the costs 1 / x, so the sum is
-minimised: a job without GPUs costs 1000, a job with its fair share of 64 GPUs on 16 nodes about 4.
+Pollux maximises the harmonic mean (the power mean with p = -1) of x = speedup * share * factor + 1e-3 over its n jobs
+(Qiao et al., OSDI 2021, section 4.2, with the constants of its simulator). This mean is n over the sum of the costs
+1 / x, so the sum is minimised: a job without GPUs costs 1000, a job with its fair share of 64 GPUs on 16 nodes about 4.
 
-share: one GPU's fraction of the cluster, times the number of nodes: 16/64 in Pollux's simulator, N / G on N nodes
-with G GPUs.
-factor: share of the job's pace left by a restart, for a row that differs from the present row; 1 for a row that stays.
+A job's row is its GPUs by node.
+speedup: the job's pace relative to its pace with a fair share of the cluster.
+share: nodes over GPUs of the cluster, N / G: 16/64 in Pollux's simulator.
+factor: fraction of the job's pace that remains after the cost of a restart, for a row that differs from the present
+row; 1 for the present row.
 
 Numbers of GPUs for jobs come from a multiple-choice knapsack, which dynamic programming solves exactly: every job takes
 one option, a number of GPUs with its cost, and all together stay within capacity. Placement is ignored here, so the
 least sum over all jobs is a lower bound on the cost of any placement.
 
-Large problems are reduced before they are solved, without losing the optimum. At a given price of a GPU every job's
+Large problems are reduced before they are solved, without losing the optimum unless more than MOST_ADDITIONS options
+are left. At a given price of a GPU every job's
 best option is known. The price at which jobs take about the capacity gives a solution and, by the Lagrangian of the
 capacity, a lower bound; if an option is worse at this price by more than the difference of the two, no optimum contains
 it (reduced-cost fixing; Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, chapter 11). Usually one to three
@@ -35,14 +38,14 @@ NO_GPUS_COST = 1 / SMALLEST
 MAX_NODES = 16
 """Largest number of nodes that a job may span."""
 _IDLE_COST = NO_GPUS_COST * (1 + 1e-9)
-"""Cost of a job without GPUs in the search. Slightly larger, to prefer using GPUs that factor 0 makes worthless over
-leaving them idle."""
+"""Cost of a job without GPUs in the search. It is slightly above NO_GPUS_COST: a job then takes free GPUs rather than
+none even if factor is 0, at which they bring no speed."""
 FIX_FROM = 100_000
-"""Additions of a dynamic programme (options x capacity) above which options are fixed first."""
+"""Additions of a dynamic programme (options * capacity) above which reduced-cost fixing drops options first."""
 MOST_ADDITIONS = 20_000_000
 """Additions allowed after fixing. Beyond this limit the worst options are dropped too, possibly with the optimum."""
 SMALLEST_GAP = 1e-6
-"""Gap in cost below which no options are left out."""
+"""Gap in cost below which no more options are dropped."""
 
 
 class Rows(NamedTuple):
@@ -87,7 +90,7 @@ def tabulate(
 ) -> Costs:
     """Return the costs of all choices. The arguments are explained in `rlpto.policies.pollux.search.search`.
 
-    The compiler would take seconds for its functions of arrays.
+    This function is not compiled, because compiling its array operations would take seconds.
     """
     n, top = len(speedup), speedup.shape[2] - 1
     highest = np.minimum(most, min(int(np.sort(size)[::-1][:MAX_NODES].sum()), top))
@@ -159,8 +162,9 @@ class Counting(NamedTuple):
     """The options of up to n jobs, and room to solve for them.
 
     first: [n + 1] index of each job's first option. charge, gpus: [options] capacity that an option uses, and GPUs that
-    it gives. cost: [options]. chosen: [n] option of each job. several: [n] jobs with more than one option. table:
-    [n + 1, K + 1] least cost of the first `several` jobs within a capacity. price: [1] of a GPU in the last problem.
+    it gives. cost: [options] cost of the job with it. chosen: [n] option of each job. several: [n] jobs with more than
+    one option. table: [n + 1, K + 1] least cost of the first 0..n jobs of `several` within 0..K GPUs. price: [1] price
+    of a GPU in the last problem.
     """
 
     first: IntArray
@@ -213,7 +217,7 @@ def count_gpus(
 
 @kernel()
 def _list_options(costs: Costs, jobs: IntArray, stay: BoolArray, capacity: int, whole: bool, c: Counting) -> None:
-    """Fill in the options that cost less than every option with fewer GPUs."""
+    """List each job's options in `c`, except options that cost no less than an option with fewer GPUs."""
     at = 0
     for i in range(len(jobs)):
         job = jobs[i]
@@ -298,7 +302,8 @@ def _best_at(m: int, price: float, c: Counting) -> tuple[int, float]:
 
 @kernel()
 def _drop(m: int, price: float, gap: float, c: Counting) -> int:
-    """Drop options that are worse than the best by more than gap at this price. Return the number of choices left."""
+    """Drop options that are worse than a job's best by more than gap at this price. Return the number of options left,
+    not counting jobs with a single option."""
     at, choices = 0, 0
     for i in range(m):
         start, stop = c.first[i], c.first[i + 1]

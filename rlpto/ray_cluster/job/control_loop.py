@@ -1,8 +1,8 @@
 """The work of a controller: start and release workers, group them, have them train, and recover from faults.
 
-One task does all of it, in turns. A turn ends when the group of workers has to change; reasons for a change
-(a command, a warm worker, a fault) are checked between chunks of training, when nothing is in flight. The phases of
-the work, and the transitions between them, are in `rlpto.ray_cluster.job.phases`.
+A single asyncio task does this work, in turns. A turn ends when the group of workers has to change. Reasons for a
+change are a command, a worker that is ready to join, and a fault; they are checked between chunks of training, when no
+call to a worker is pending. The phases of the work and their transitions are in `rlpto.ray_cluster.job.phases`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rlpto.ray_cluster.worker.actor import Failure
 TURN_S = 0.05
 """Longest time between two turns while workers start or leave."""
 REFUSED_RETRY_S = 30.0
-"""Time between attempts to write the final weights to a disk that refuses them."""
+"""Time between attempts to write the final weights, if writing fails."""
 
 
 class ControlLoop:
-    """State and work of one job's controller. node: node of the controller and its default parameter servers."""
+    """State and work of one job's controller. node: the controller's node, which parameter servers use by default."""
 
     def __init__(self, spec: JobSpec, node: str, resume: bool, restarted: bool) -> None:
         self._spec = spec
@@ -53,7 +53,7 @@ class ControlLoop:
         )
         self._retry = RetryPolicy(spec)
         self._grows_since: float | None = None
-        self._over = False  # trained to its end, which may not be on disk yet
+        self._over = False  # training is complete, but the final weights may not be on disk yet
         self._rolled_back = 0
         self._notes = ProgressNotes()
         try:
@@ -153,7 +153,7 @@ class ControlLoop:
             await self._shrink()
             self._start_missing()
             arrived = self._ready_to_join()
-        if self._lifecycle.ended:  # also if starts have now failed too often
+        if self._lifecycle.ended:  # or ended just now, because starts have failed too often
             await self._release_all()
         else:
             if self._group.saves_apart():
@@ -177,7 +177,7 @@ class ControlLoop:
     # Starting and releasing workers.
 
     async def _shrink(self) -> None:
-        """Release workers without a place in the command; the last one hands over its state."""
+        """Release workers without a place in the plan. If the whole group leaves, its state is kept first."""
         leave, training = self._roster.misplaced(self._plan.nodes), self._roster.training
         if not leave:
             return
@@ -190,7 +190,7 @@ class ControlLoop:
             self._servers.kill()  # a job that waits takes no CPU slots
 
     def _start_missing(self) -> None:
-        """Start the commanded workers and servers when due; give them up if they take too long."""
+        """Give up a growth that takes too long, then start the plan's missing workers and servers if a start is due."""
         self._give_up_growth()
         if self._plan.nodes and self._retry.may_start_workers():
             self._servers.ensure(self._plan)  # they are up by the time the workers are
@@ -201,7 +201,7 @@ class ControlLoop:
             self._roster.start_missing(self._plan.nodes)
 
     def _grows(self) -> bool:
-        """True if all workers and servers that train have a place in the plan, which asks for more."""
+        """True if the plan keeps all training workers and their servers, and adds others."""
         present = Counter(self._roster.training_on), Counter(self._servers.nodes)
         wanted = Counter(self._plan.nodes), Counter(self._servers.wanted(self._plan))
         return bool(present[0]) and present != wanted and all(a <= b for a, b in zip(present, wanted, strict=True))
@@ -228,7 +228,7 @@ class ControlLoop:
             self._job_folder.write_record()
 
     def _ready_to_join(self) -> list[Worker]:
-        """Workers to take in now."""
+        """Count and log failed starts, and return the workers that may join the group now."""
         for worker, reason in self._roster.failed_starts():
             self._start_failed(worker, reason)
         if self._roster.training and self._servers.differ(self._plan) and not self._servers.all_up(self._plan):
@@ -317,8 +317,8 @@ class ControlLoop:
         }
 
     async def _finish(self) -> None:
-        """End the job once its final weights are on disk. If they are refused, only its workers have them: they wait,
-        unless they are to leave or the controller stops."""
+        """End the job once its final weights are on disk. While they cannot be written, only the workers have them, so
+        the workers stay and writing is tried again, until a worker has to leave or the controller stops."""
         self._over = True
         await self._group.take_state()
         while self._group.refused:

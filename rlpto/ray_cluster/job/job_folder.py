@@ -24,15 +24,15 @@ from rlpto.store.object_storage import CheckpointStorage
 SHORTEST_INTERVAL_S = 0.1
 """Shortest interval to the next checkpoint after a fault."""
 LONGEST_FAILURE = 20_000
-"""Most characters of a failure's text, which is in every report; a script may raise a text of any length."""
+"""Largest number of characters kept of a failure's text. Every report contains it, and a script may raise any text."""
 FAILURES = "failures.log"
 
 
 class JobFolder:
-    """The job's folder. checkpoint: newest one. failure: text of the newest failure.
+    """The files in a job's folder. checkpoint: newest checkpoint. failure: text of the newest failure.
 
-    record: returns the state that a restarted controller needs. If the disk refuses a write, the failure is recorded
-    and training continues. After a fault, checkpoints are more frequent for a while (`shorten`).
+    record: returns the state that a restarted controller needs. If a write fails, the failure is recorded and training
+    continues. After a fault, checkpoints are more frequent for a while (`shorten`).
     """
 
     def __init__(self, spec: JobSpec, record: Callable[[], dict[str, Any]] = dict) -> None:
@@ -48,9 +48,10 @@ class JobFolder:
         self._turn = asyncio.Lock()
 
     def begin(self, resume: bool) -> dict[str, Any] | None:
-        """Return the record of the job's earlier controller if the job continues from it; otherwise remove its files.
+        """If the job resumes, return the record of its earlier controller, or None if there is none. Otherwise remove
+        the files of an earlier job of the same name.
 
-        Raises CheckpointError if they cannot be removed: the job would continue from another job's state.
+        Raises CheckpointError if they cannot be removed, because the job would then continue from that job's state.
         """
         if not resume:
             drop_checkpoints(self._folder)
@@ -60,7 +61,7 @@ class JobFolder:
                 (self._folder / RECORD).unlink(missing_ok=True)
             return None
         if self._storage is not None and (self.has_checkpoints or self._storage.fetch()):
-            self._storage.offer()  # the last copy may be missing
+            self._storage.offer()  # the newest checkpoint may not have been copied
         self.checkpoint = next(iter(list_checkpoints(self._folder)), None)
         path = self._folder / RECORD
         if not path.exists():
@@ -76,7 +77,7 @@ class JobFolder:
 
     @property
     def has_checkpoints(self) -> bool:
-        """True if there is a checkpoint on disk, sound or not."""
+        """True if there is a checkpoint on disk, even a damaged one."""
         return bool(list_checkpoints(self._folder))
 
     def refuse(self, reason: str) -> None:
@@ -134,30 +135,31 @@ class JobFolder:
         return idle and time.monotonic() - self._saved_at >= self._interval
 
     def shorten(self, trained: float) -> None:
-        """Shorten the checkpoint interval to half of `trained`, the seconds of training before workers died.
+        """Shorten the checkpoint interval to at most half of `trained`, the time trained before workers died [s].
 
-        A job whose workers keep dying thus still makes progress. Each checkpoint doubles the interval again.
+        A job whose workers keep dying then still makes progress. Each later checkpoint doubles the interval, up to the
+        configured one.
         """
         self._interval = min(self._interval, trained / 2)
 
     def save_from(self, call: Any) -> None:
-        """Save in the background the state that a worker hands over between two chunks."""
+        """Save a worker's state in the background. call: pending Ray call that returns it between two chunks."""
         self._saved_at = time.monotonic()
 
         async def save() -> None:
             try:
                 said = await result_of(call)
             except WorkerLostError:
-                return  # the wait for its training notices this
+                return  # the loss is handled where training results are awaited
             if not isinstance(said, Failure):
                 await self.save(*said)
 
         self._saving = asyncio.ensure_future(save())
 
     async def save(self, step: int, state: bytes, finite: bool) -> bool:
-        """Write a checkpoint, if its weights are finite, and the record. Returns False if the disk has refused it.
+        """Write a checkpoint if its weights are finite, then the record. Returns False if the former fails.
 
-        Writes are serialised, because two of them may have the same step and so the same file name.
+        Checkpoints are written one at a time, because two of the same step have the same file name.
         """
         written = True
         async with self._turn:
@@ -178,7 +180,7 @@ class JobFolder:
             self._storage.close()
 
     def _note_deleted(self, consequence: str) -> None:
-        """Record it if the newest checkpoint was deleted from outside."""
+        """Log a failure if something else has deleted the newest checkpoint. consequence: end of its text."""
         if self.checkpoint is not None and not Path(self.checkpoint.path).exists():
             self.log_failure(f"{self.checkpoint.path}: the checkpoint was deleted: {consequence}")
             self.checkpoint = None

@@ -31,27 +31,27 @@ from rlpto.ray_cluster.nodes.processes import (
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Shared memory of a node, for the weights of small jobs while new workers fetch them."""
 CPU_SLOTS = 4
-"""CPU slots of a node. Workers take none; slots only limit how many tasks and processes start at once."""
+"""CPU slots of a node. A parameter server takes one, a worker none; slots also limit how many processes start at once."""
 REGISTER_TIMEOUT_S = 60.0
 """Longest wait, on an idle machine, for a node to join its cluster."""
 START_ATTEMPTS = 3
 """Attempts to start a node."""
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-"""Ports of a node's agents, by the names of Ray's parameters. They are set, because a raylet that has to learn them
-from its agents waits 15 s for these to start and then aborts, which is too short on a busy machine."""
+"""Ray's parameters for the ports of a node's agents. They are set in advance: otherwise a raylet waits for its agents
+to report them and aborts after 15 s, which is too short on a busy machine."""
 WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
-"""Environment variable with the path of a program that nodes run for each of their processes, in place of Ray's own
-`default_worker.py` and with its arguments."""
+"""Environment variable with the path of a program that nodes run for each worker process, with the same arguments as
+Ray's `default_worker.py`, which it replaces."""
 Progress = Callable[[str], None]
-"""Called with a description of each next step."""
+"""Callback that receives a description of each step before the step begins."""
 
 
 class RayNode(compat.Node):
     """A node that listens on the loopback interface only, which Ray's own command line cannot do.
 
     head_address: address of the head to join (HOST:PORT). Default: the node is a head. port: port of a head; 0 picks
-    any. stays: its processes outlive this one. Raises ClusterError if it does not join in time; its processes are ended
-    then.
+    any. stays: if true, the node's processes outlive this process. If the node does not join in time, its processes are
+    ended and ClusterError is raised.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class RayNode(compat.Node):
         try:
             with started_for(os.environ["RAY_TMPDIR"]):
                 ray, head = RayParams(**parameters), head_address is None
-                # Ray handles SIGTERM for a node, which only the main thread may; the head's handler is enough.
+                # With shutdown_at_exit Ray installs a SIGTERM handler, which only the main thread may do.
+                # Nodes started in other threads need none: the head's handler is enough.
                 at_exit = not stays and threading.current_thread() is threading.main_thread()
                 super().__init__(ray, head=head, shutdown_at_exit=at_exit, spawn_reaper=not stays)
         except BaseException:
@@ -115,8 +116,8 @@ class RayNode(compat.Node):
 
 
 def start_node(head_address: str | None = None, **options: Any) -> RayNode:
-    """Start a `RayNode`. If it does not come up, try again with other ports. Raises ClusterError in one line for any
-    exception of Ray."""
+    """Start a `RayNode`. If it does not come up, try again with other ports, `START_ATTEMPTS` times in all. Turns the
+    last exception, of whatever type, into ClusterError."""
     for _ in range(START_ATTEMPTS - 1):
         with suppress(Exception):  # Ray raises nothing more specific
             return RayNode(head_address, **options)
@@ -128,7 +129,7 @@ def start_node(head_address: str | None = None, **options: Any) -> RayNode:
 
 
 def node_options(node: Node, cpus: int = CPU_SLOTS) -> dict[str, Any]:
-    """Options of a `RayNode` for a node of a configuration. cpus: CPU slots if the node gives none."""
+    """Return the `RayNode` options for a node of a configuration. cpus: CPU slots if the node sets none."""
     resources = {} if node.gpu == ANY_GPU else {f"{GPU_TYPE_RESOURCE}{node.gpu}": 1.0}
     return {"gpus": node.gpus, "cpus": node.cpus or cpus, "resources": resources}
 
@@ -151,10 +152,10 @@ def start_nodes(
 class LocalCluster(ExitStack):
     """Starts a head without GPUs and one raylet for each of `nodes`, and connects this process to it.
 
-    nodes: nodes with logical GPUs. cpus: CPU slots of the head, and of nodes that give none. folder: holds the token,
-    and Ray's sockets and logs. address: HOST:PORT. The cluster cannot be reached from another machine, or without its
-    token. `close` ends all its processes and removes its folder. Raises ClusterError if this process is connected to
-    Ray already, or a node does not start.
+    nodes: nodes with logical GPUs. cpus: CPU slots of the head, and of nodes that set none. folder: folder of the token
+    and of Ray's sockets and logs. address: HOST:PORT of the head. The cluster cannot be reached from another machine,
+    or without its token. `close` ends all its processes and removes its folder. Raises ClusterError if this process is
+    connected to Ray already, or a node does not start.
     """
 
     def __init__(self, nodes: Iterable[Node], cpus: int = CPU_SLOTS, on_progress: Progress = lambda _: None) -> None:
@@ -193,7 +194,7 @@ class LocalCluster(ExitStack):
         return str(self._keep(start_node(self.address, **node_options(Node(gpus), self._cpus), labels=labels)).node_id)
 
     def kill_node(self, node_id: str) -> None:
-        """Kill a node as if its machine lost power: SIGKILL to its raylet, whose zombie is reaped."""
+        """Kill a node as if its machine lost power: send SIGKILL to its raylet, and reap the process."""
         process = self._nodes.pop(node_id).raylet
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

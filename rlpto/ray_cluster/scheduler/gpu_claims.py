@@ -1,11 +1,11 @@
-"""GPU claims of jobs, which never overlap: plans, and the sequence of commands that carries each of them out.
+"""Turn the plans of jobs into commands to their controllers, without two jobs ever using the same GPU.
 
-A job's *claim* on a node is the most GPUs its controller may have there now: the maximum over its last reported GPUs,
-the newest command it has confirmed, and all commands sent since. A command is sent only if all claims, with it, fit the
-node. CPU slots of parameter servers are claimed in the same way. A command that only releases GPUs never raises a claim
-and is sent at once. A growing job waits until others have confirmed their release. A change that does both is sent as
-two commands, first the part that stays, then the whole. Therefore every plan that fits is eventually carried out, in
-whatever order jobs wait for each other.
+A job's *claim* on a node is the largest number of GPUs that its controller may use there now: the maximum over its last
+reported GPUs, the newest command it has confirmed, and all commands sent since. A command is sent only if the claims of
+all jobs, this command included, fit the node. CPU slots of parameter servers are claimed in the same way. A command
+that only releases GPUs never raises a claim and is sent at once. A growing job waits until others have confirmed their
+release. A change that both releases and adds GPUs is sent as two commands: the first keeps only the GPUs that stay, the
+second adds the new ones. Jobs therefore never deadlock: every plan that fits the nodes is eventually carried out.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Claim = Counter[tuple[str, str]]
 
 
 def claim_of(plan: Plan) -> Claim:
-    """GPUs and CPU slots that workers and parameter servers of a plan use."""
+    """Return the GPUs and CPU slots that a plan's workers and parameter servers use."""
     return Counter([*((GPUS, node) for node in plan.nodes), *((SLOTS, node) for node in plan.servers)])
 
 
 @dataclass
 class Entry:
-    """One job in the claims.
+    """The plan, the commands and the newest report of one job.
 
-    planned: plan to reach. steps: unsent commands in order. sent: sent commands, from the newest confirmed one on.
-    report: the newest report.
+    planned: plan to reach. steps: commands not yet sent, in order. sent: commands already sent, starting with the
+    newest one that the controller has confirmed. report: the controller's newest report.
     """
 
     planned: Plan = field(default_factory=Plan)
@@ -66,7 +66,7 @@ class Entry:
 
 
 class GpuClaims:
-    """Entries of all jobs. capacity, slots: GPUs and CPU slots of nodes that are alive, by node id."""
+    """The GPU claims of all jobs. capacity, slots: GPUs and CPU slots of each live node, by node id."""
 
     def __init__(self, capacity: Mapping[str, int] | None = None, slots: Mapping[str, int] | None = None) -> None:
         self.capacity = dict(capacity or {})
@@ -78,10 +78,10 @@ class GpuClaims:
         return self.entries.setdefault(job, Entry())
 
     def plan(self, targets: Mapping[str, Plan], next_generation: Callable[[], int]) -> list[Command]:
-        """Replace the plans of some jobs. Returns the commands that this takes.
+        """Replace the plans of some jobs. Returns the commands that carry out the new plans.
 
-        next_generation: returns numbers, each larger than all before. Raises ClusterError, without any change, if all
-        plans together do not fit the nodes that are alive.
+        next_generation: returns the number of the next command, larger than all earlier ones. Raises ClusterError,
+        without changing anything, if all plans together do not fit the live nodes.
         """
         whole = {job: entry.planned for job, entry in self.entries.items()} | dict(targets)
         wanted = Claim()
@@ -129,10 +129,10 @@ class GpuClaims:
         return (self.capacity if what == GPUS else self.slots).get(node, 0)
 
     def reported(self, report: JobReport) -> None:
-        """Take in a controller's report, which is newer than all before."""
+        """Store a controller's report, which must be newer than all its earlier ones."""
         entry = self.entry(report.job)
         entry.report = report
-        # The newest command stays in any case: a controller that was restarted may not know it, and gets it again.
+        # Always keep the newest command: a restarted controller may not know it, and then gets it again.
         older = [command for command in entry.sent[:-1] if command.generation >= report.generation]
         entry.sent = older + entry.sent[-1:]
 
@@ -154,9 +154,9 @@ class GpuClaims:
     def adopt(self, job: str, commands: Sequence[Command], unsent: Collection[int]) -> None:
         """Take over a job whose controller has continued across a restart of the scheduler.
 
-        commands: commands from the newest one known to be in force. unsent: generations of commands that were never
-        sent. Sent commands may have been obeyed, so they are claimed until the controller reports otherwise. Unsent
-        commands are sent once there is room, unless a later command was sent.
+        commands: the job's commands in order, starting with the newest one known to be in force. unsent: generations of
+        commands that were never sent. The controller may have carried out any sent command, so their GPUs stay claimed
+        until it reports otherwise. Unsent commands are sent once there is room, unless a later command was sent.
         """
         sent = [command for command in commands if command.generation not in unsent]
         newest = sent[-1].generation if sent else 0
@@ -175,8 +175,8 @@ class GpuClaims:
         self.capacity[node], self.slots[node] = gpus, slots
 
     def remove_nodes(self, nodes: Collection[str]) -> dict[str, Plan]:
-        """Remove nodes. Returns the remaining plans of jobs that had workers or servers there, which must still be
-        planned."""
+        """Remove nodes. Returns, for each job with workers or servers there, its plan without them. The caller has to
+        pass these plans to `plan`."""
         for node in nodes:
             self.capacity.pop(node, None)
             self.slots.pop(node, None)
@@ -195,10 +195,11 @@ class GpuClaims:
 
 
 def _steps(present: Plan, wanted: Plan) -> list[Plan]:
-    """Split the change from one plan to another: first keep the part that stays, if anything is released; then add.
+    """Split the change from one plan to another into at most two steps: one that releases, and one that adds.
 
-    Nodes that stay keep their order, and workers therefore their ranks. If no node changes, another batch size is one
-    step. If no server stays in place, all move in the last step, because a training job needs at least one.
+    Each step is left out if it would change nothing. Nodes that stay keep their order, so workers keep their ranks. If
+    only the batch size changes, that is one step. If no server stays in place, all servers move in the last step,
+    because a training job needs at least one.
     """
     stays, added = split_nodes(present.nodes, wanted.nodes)
     serve, join = split_nodes(present.servers, wanted.servers)
@@ -223,7 +224,7 @@ def split_nodes(present: Sequence[str], wanted: Sequence[str]) -> tuple[list[str
 
 
 def _take(left: Counter[str], node: str) -> bool:
-    """Take one of `left` if any remains."""
+    """Decrease left[node] by one if it is positive, and return whether it was."""
     if left[node] <= 0:
         return False
     left[node] -= 1
@@ -255,10 +256,10 @@ class CommandLog:
         while self._ended:  # the database now records that these jobs have ended
             self._backend.end(self._ended.pop())
         for command in list(self.claims.due()):
-            # In the database first: a command that may have been sent counts as sent.
+            # Record it first: after a crash, any command that may have been sent must count as sent.
             self._database.commanded(command.generation, time)
             self._send(command, time)
-        # Thousands of jobs may wait; they need no command.
+        # Skip waiting jobs: there may be thousands, and they need no command.
         involved = [(job, entry) for job, entry in self.claims.entries.items() if entry.planned.nodes or entry.sent]
         for job, entry in involved:
             if entry.planned.nodes:
@@ -305,8 +306,9 @@ class CommandLog:
             self._launched.discard(job)
 
     def reopen(self, rows: Sequence[SessionJob], controllers: Collection[str]) -> list[str]:
-        """Restore state from the database and the controllers that were found; end unneeded controllers. Returns jobs
-        that have lost their controller and resume from their checkpoints."""
+        """Restore the state after a restart of the scheduler, from the database and the running controllers, and end
+        controllers that no active job needs. Returns jobs whose controller is gone, which resume from their
+        checkpoints."""
         active = [row.id for row in rows if row.state in ACTIVE]
         self._launched = {row.id for row in rows if row.launched}
         self._with_controller = {job for job in active if job in controllers}

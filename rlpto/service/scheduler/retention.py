@@ -16,7 +16,7 @@ from rlpto.store.database import Store
 from rlpto.store.logs import job_folder
 
 ENDED_IN_MEMORY = 200
-"""Ended jobs that the scheduler keeps in memory before it forgets them."""
+"""Ended jobs that the scheduler keeps in memory. When there are more, it forgets most of them."""
 HOUSE_INTERVAL_S = 1.0
 """Minimum time between two rounds of housekeeping."""
 TRIM_INTERVAL_S = 600.0
@@ -36,7 +36,10 @@ DAY_S = 86_400.0
 
 @dataclass
 class Retention:
-    """Removes old data. folder: folder of the service. settings: limits. timer: clock for intervals [s]."""
+    """Removes old data.
+
+    folder: folder of the service. settings: limits. in_memory: ended jobs kept in memory. timer: clock of intervals.
+    """
 
     store: Store
     folder: Path
@@ -48,7 +51,7 @@ class Retention:
     _tidied: float = field(default=-np.inf, init=False)
 
     def due(self) -> bool:
-        """True if housekeeping is due."""
+        """Return whether housekeeping is due. If it is, the next interval starts."""
         now = self.timer()
         if now < self._looked_at + HOUSE_INTERVAL_S:
             return False
@@ -65,7 +68,7 @@ class Retention:
         ended = len(cluster.ids) - int(np.count_nonzero(cluster.columns.active))
         if ended <= self.in_memory:
             return ()
-        newest = {job.model: job.name for job in cluster.jobs}  # shows how fast jobs of its program are
+        newest = {job.model: job.name for job in cluster.jobs}  # kept: it shows how fast jobs of its program are
         kept = list(newest.values())[-(self.in_memory // 2) :]
         return cluster.tracker.forget_ended(frozenset(kept))
 
@@ -73,7 +76,7 @@ class Retention:
         """Remove the oldest rows beyond each limit."""
         store, kept = self.store, self.settings
         most = {"events": EVENTS, "decisions": DECISIONS, "audit": kept.audit, "switches": kept.audit}
-        for table, rows in most.items():  # their keys number the rows
+        for table, rows in most.items():  # their row ids count the rows
             store.write(f"DELETE FROM {table} WHERE rowid <= (SELECT max(rowid) FROM {table}) - ?", (rows,))
         over = "ended IS NOT NULL AND seq <= (SELECT max(seq) FROM spans) - ?"
         store.write(f"DELETE FROM spans WHERE {over}", (SPANS,))

@@ -1,4 +1,4 @@
-"""Turning a user's submission into a job in the database, within the catalogue, roles and quotas."""
+"""Turn a user's submission into a job in the database, if catalogue, role and quotas allow it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_NAMES = 10
 
 
 def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> JobRow:
-    """The job requested by a body. Raises Problem if catalogue, role or quota forbid it."""
+    """Return the job that a request body asks for. Raises Problem if catalogue, role or quota forbid it."""
     program = get_program(store, body.program)
     if program is None or program.checked == "deleted":
         names = [row.name for row in all_programs(store) if row.takes_jobs]
@@ -54,8 +54,8 @@ def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
         raise not_valid(f"{body.program} may train for {entry.most_epochs:g} epochs at most, got {epochs:g}")
     usual = entry.program.batch_size
     if body.batch_size is not None and body.batch_size not in (*entry.batch_sizes, usual):
-        known = ", ".join(map(str, sorted(entry.batch_sizes))) or f"{usual} alone"
-        raise not_valid(f"batch_size: expected one of {known}, got {body.batch_size}")
+        known = ", ".join(map(str, sorted({*entry.batch_sizes, usual})))
+        raise not_valid(f"batch_size: expected {'one of ' * bool(entry.batch_sizes)}{known}, got {body.batch_size}")
     quota = user.gpus_held or settings.quotas.gpus_held
     if quota is not None and body.gpus > quota:
         raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")
@@ -89,7 +89,7 @@ def allowed_priority(settings: ServiceSettings, user: User, priority: Priority) 
 
 
 def previews_for(store: Store, job: JobRow) -> list[PreviewRow]:
-    """Hours and GPU-hours of a job by metric and number of GPUs, as far as predicted by the scheduler."""
+    """Return the hours and GPU-hours predicted for a job, by metric and number of GPUs; empty if none are predicted."""
     program = get_program(store, job.program)
     if program is None:
         return []
@@ -99,7 +99,7 @@ def previews_for(store: Store, job: JobRow) -> list[PreviewRow]:
 
 
 def body_of(store: Store, job: JobRow) -> JobBody:
-    """The body that submits a job again, without the jobs it had to follow, which may be gone."""
+    """Return the request body that submits a job again, without `after`, because those jobs may be gone."""
     asked = {name: getattr(job, name) for name in JobBody.model_fields if name not in ("script", "after")}
     if job.script is not None and (kept := get_script(store, job.script)) is not None:
         files = {"name": kept.name, "source": kept.source, "files": kept.files}
@@ -108,7 +108,7 @@ def body_of(store: Store, job: JobRow) -> JobBody:
 
 
 def bodies_of(array: ArrayBody) -> Iterator[JobBody]:
-    """The jobs of an array, each named by its number."""
+    """Yield a request body for each job of an array, with the job's number in its name."""
     body = array.job
     name = body.name or (body.script.name if body.script else body.program)
     for number in range(array.first, array.last + 1):
@@ -125,7 +125,7 @@ def bodies_of(array: ArrayBody) -> Iterator[JobBody]:
 
 
 def _numbered(value: Scalar, number: int) -> Scalar:
-    """An option's value in the job with a number. If the text then reads as a number, it becomes one."""
+    """Return an option's value with the job's number in place of `{i}`, as a number if the result reads as one."""
     if not isinstance(value, str) or NUMBER not in value:
         return value
     text = value.replace(NUMBER, str(number))
@@ -139,9 +139,9 @@ def _numbered(value: Scalar, number: int) -> Scalar:
 def submission(
     service: Service, user: User, body: JobBody, key: str | None = None
 ) -> Callable[[Store], tuple[JobRow, bool]]:
-    """Return a function that writes a job and returns whether it is new. The same key and body give the existing job,
-    allowed now or not. The function raises Problem for a key of another body, a new job that is not allowed, and too
-    many jobs."""
+    """Return a function that writes the job to a database and returns it, and whether it is new. If the user has
+    already sent the same key and body, the function returns the existing job, even if it would not be allowed now. It
+    raises Problem if the key was sent with another body, if a new job is not allowed, and if too many jobs are open."""
     settings, at = service.settings, service.now()
     digest = hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
     job: JobRow | Problem
@@ -162,7 +162,7 @@ def submission(
             raise job
         quota = user.jobs_queued or settings.quotas.jobs_queued
         if count_open(store, user.name) >= quota:
-            said = f"{quota} of your jobs are not over; more are not taken until some are"
+            said = f"at most {quota} of your jobs may wait or train; submit again when some are over"
             raise Problem(403, "quota-exceeded", said)
         if body.script is not None:
             keep_script(store, _row(body.script))
@@ -179,8 +179,8 @@ def submission(
 
 
 def _script(body: JobBody, user: User, entry: CatalogueProgram) -> dict[str, Any]:
-    """The job fields of a developer's script. Raises Problem for users of other roles, and if program and script do not
-    fit."""
+    """Return the job's fields for a developer's script. Raises Problem if the user has another role, if only one of
+    script and program expects the other, or if the script cannot train."""
     script, trains_scripts = body.script, entry.program.training == SCRIPTS
     if script is None:
         if trains_scripts:
@@ -196,7 +196,7 @@ def _script(body: JobBody, user: User, entry: CatalogueProgram) -> dict[str, Any
 
 
 def check_developer(user: User) -> None:
-    """Raise Problem for a user who may not submit code. It names the commands by which an admin adds a developer."""
+    """Raise Problem for a user who may not submit code. Its text names the commands that add a developer."""
     if user.role != "developer":
         said = f"script: only the role developer may submit code, not {user.role}"
         add = "`rlpto user add NAME --role developer` prints a token, `export RLPTO_TOKEN=TOKEN` uses it"
@@ -204,7 +204,7 @@ def check_developer(user: User) -> None:
 
 
 async def look_at_script(user: User, body: JobBody) -> None:
-    """Check a script in a thread, whose cached result `allowed_job` then uses on the event loop."""
+    """Check a script in a thread. The result is cached, so `allowed_job` does not block the event loop later."""
     if body.script is not None and user.role == "developer":
         await asyncio.to_thread(_script_problem, body.script.source, body.script.name, body.script.files)
 
@@ -228,7 +228,7 @@ def _row(script: ScriptBody) -> ScriptRow:
 
 
 def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:
-    """Options given by the user or with defaults in the catalogue. Raises Problem for any other."""
+    """Return the user's options and the catalogue's defaults. Raises Problem for an unknown or invalid option."""
     options = entry.options.items()
     found = {name: option.checked(option.default) for name, option in options if option.default is not None}
     for name, value in body.options.items():

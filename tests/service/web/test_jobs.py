@@ -351,7 +351,7 @@ def test_of_an_array_all_jobs_are_taken_or_none(api: Api) -> None:
     said = problem(array(api, last=5, options={"hidden": "12{i}0"}), 422, "not-valid")
     assert said == "options.hidden: expected a whole number from 1 to 512", "its first job alone is right"
     api("PATCH", "users/ann", "root", json={"jobs_queued": 2})
-    assert "2 of your jobs are not over" in problem(array(api), 403, "quota-exceeded")
+    assert "at most 2 of your jobs may wait or train" in problem(array(api), 403, "quota-exceeded")
     for first, last in ((2, 1), (1, 1001)):
         assert "1000 jobs at most" in problem(array(api, first=first, last=last), 422, "not-valid")
     assert api("GET", "jobs").json()["jobs"] == []

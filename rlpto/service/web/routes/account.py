@@ -39,7 +39,7 @@ async def me(caller: TheCaller, service: TheService) -> users.User:
 
 
 def with_quotas(service: Service, user: users.User) -> users.User:
-    """A user with the quotas that apply: their own, else the settings' quotas."""
+    """Return a user with the quotas that apply: the user's own, or the quotas of the settings."""
     quotas = service.settings.quotas
     return replace(
         user,
@@ -159,8 +159,8 @@ def address_of(request: Request) -> str:
 
 
 async def refuse_sign_in(service: Service, request: Request, refused: Problem) -> NoReturn:
-    """Raise the problem of a sign-in, or 429 for too many from an address. All are audited, but of the excess ones only
-    the first in a window."""
+    """Audit a failed sign-in and raise its problem, or 429 if its address had too many. Of failures beyond the limit
+    only the first in a window is audited."""
     limit, address = service.limits.wrong_sign_ins, address_of(request)
     beyond = limit.count(address) - limit.most
     if beyond <= 1:

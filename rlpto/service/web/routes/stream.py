@@ -31,8 +31,8 @@ _RESUME = "Resume after this event. Default: from now on; with `job` or `once`, 
 _EVENT_SCHEMA = {
     "type": "object",
     "properties": {
-        "id": {"type": "string", "description": "For Last-Event-ID."},
-        "event": {"type": "string", "description": "Its kind; gap: older events are gone; end: the stream is over."},
+        "id": {"type": "string", "description": "Number of the event, for Last-Event-ID."},
+        "event": {"type": "string", "description": "Kind; gap: older events are gone; end: the stream is over."},
         "data": {"type": "string", "description": "JSON with seq, at, kind, job and body."},
     },
 }
@@ -46,9 +46,9 @@ _EVENT_SCHEMA = {
 async def events(
     caller: TheCaller,
     service: TheService,
-    job: Annotated[str | None, Query(pattern=JOB_ID, description="Of this job alone, until it is over.")] = None,
+    job: Annotated[str | None, Query(pattern=JOB_ID, description="Only events of this job, until it is over.")] = None,
     last: Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,15}$", description=_RESUME)] = None,
-    once: Annotated[bool, Query(description="End after the events there are.")] = False,
+    once: Annotated[bool, Query(description="End after the events stored so far.")] = False,
 ) -> StreamingResponse:
     """Server-sent events. A stream that ends properly closes with `end`, with a `reason` if the caller may no longer
     read it. After any other end, clients should reconnect."""
@@ -63,7 +63,7 @@ async def events(
 
 
 class _Stream(StreamingResponse):
-    """Counts as open for its user until it ends for any reason."""
+    """A response that counts as an open stream of its user until it ends, for whatever reason."""
 
     def __init__(self, lines: AsyncIterator[str], streams: Counter[str], user: str) -> None:
         super().__init__(lines, headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream")
@@ -79,8 +79,8 @@ class _Stream(StreamingResponse):
 
 
 async def _lines(service: Service, caller: Caller, start: int, job: str | None, once: bool) -> AsyncIterator[str]:
-    """The stream's text, piece by piece. It ends with a `reason` once the caller may no longer read it: the token or
-    the user has ended, or the role has changed and the job belongs to another user."""
+    """Yield the stream's text piece by piece. It ends with a `reason` once the caller may no longer read it: the token
+    has expired or was revoked, the user is disabled, or the role has changed and the job belongs to another user."""
     at, silent = start, 0.0
     yield "retry: 1000\n\n"
     if at and at + 1 < first_event(service.store):
@@ -89,7 +89,7 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
         row = None if job is None else get_job(service.store, job)
         is_over = job is not None and (row is None or row.is_over)
         found = events_after(service.store, at, _AT_ONCE)
-        # after the events: none that was added after the rights had ended is shown
+        # Checked after reading the events: otherwise an event added after the rights ended could still be sent.
         known = user_of_token_id(service.store, caller.token.id, service.now())
         now = None if known is None else Caller(*known)
         if now is None or (row is not None and not now.may_see(row.owner)):
@@ -100,7 +100,7 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
         if text:
             yield text
         if len(found) == _AT_ONCE:
-            await asyncio.sleep(0)  # possibly none of very many is shown: other requests are answered meanwhile
+            await asyncio.sleep(0)  # answer other requests: there may be many events of which this caller sees none
             continue
         if once or is_over or service.notifier.closing:
             yield _end(is_over)
