@@ -83,7 +83,7 @@ METRICS: tuple[CellMetric, ...] = (
         "is not set, and for real runs without rented nodes.",
     ),
     CellMetric(
-        "node_hours",
+        "node_gpu_hours",
         "node GPU-hours",
         "GPU-h",
         "lower",
@@ -328,10 +328,10 @@ def queueing_metrics(priority: IntArray, waited: FloatArray) -> dict[str, float]
 def node_metrics(rented: NodeRecords) -> dict[str, float]:
     """Figures of rented nodes; NaN where there are none."""
     if not len(rented.time):
-        return dict.fromkeys(("node_hours", "idle_gpu_hours", "late_hours", "idle_cost"), float("nan"))
+        return dict.fromkeys(("node_gpu_hours", "idle_gpu_hours", "late_hours", "idle_cost"), float("nan"))
     hours = TICK_S / HOUR
     return {
-        "node_hours": float((rented.ready + rented.booting).sum()) * hours,
+        "node_gpu_hours": float((rented.ready + rented.booting).sum()) * hours,
         "idle_gpu_hours": float((rented.ready - rented.used).sum()) * hours,
         "late_hours": float(rented.late.sum()) / HOUR,
         "idle_cost": float(rented.idle_cost.sum()),

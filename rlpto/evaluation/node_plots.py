@@ -49,7 +49,7 @@ def sentence(results: Results) -> str:
     """Return a sentence with the highlighted policies' GPU-hours of nodes, idle GPU-hours and waits, means of cells."""
     means = {one.policy: one.mean for one in results.policies if one.policy in results.highlighted}
     shown: dict[str, list[str]] = {policy: [] for policy in results.highlighted}
-    for name in ("node_hours", "idle_gpu_hours", "queueing_mean"):
+    for name in ("node_gpu_hours", "idle_gpu_hours", "queueing_mean"):
         scale = scale_for(METRIC[name], [mean[name].estimate for mean in means.values()])
         for policy, mean in means.items():
             shown[policy].append(f"{scale.number(mean[name].estimate)} {scale.unit}")

@@ -39,7 +39,7 @@ def test_every_metric_of_three_jobs() -> None:
         "utilisation": 1200 / 1400,
         "gpu_hours": 1200 / 3600,
         "cost": math.nan,
-        **dict.fromkeys(("node_hours", "idle_gpu_hours", "late_hours", "idle_cost"), math.nan),
+        **dict.fromkeys(("node_gpu_hours", "idle_gpu_hours", "late_hours", "idle_cost"), math.nan),
         "cost_per_job": math.nan,
         "rescales_per_job": 1.0,
         "fairness_mean": (2 / 3 + 2 / 3 + 1.5) / 3,

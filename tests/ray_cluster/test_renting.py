@@ -136,7 +136,7 @@ def test_a_provisioner_decides_as_in_simulation(tmp_path: Path, spec: str) -> No
     assert real.rented.wanted[:count].tolist() == simulated.rented.wanted[:count].tolist()
     assert real.jobs.start_time == pytest.approx(simulated.jobs.start_time, abs=1.0)
     found, expected = measure(real), measure(simulated)
-    for name in ("node_hours", "idle_gpu_hours", "late_hours", "cost", "idle_cost", "reward_money"):
+    for name in ("node_gpu_hours", "idle_gpu_hours", "late_hours", "cost", "idle_cost", "reward_money"):
         assert found[name] == pytest.approx(expected[name], rel=0.06, abs=0.02), name
 
 
