@@ -33,7 +33,7 @@ class ShockwaveOptions(RoundOptions):
     ahead: int = Field(20, ge=1, le=1000)
     """Rounds that a plan covers."""
     replan: int = Field(8, ge=1)
-    """Rounds after which a plan is made again; at once when a job has come or gone."""
+    """Rounds after which a plan is made again; after a job has come or gone, at the next round."""
     makespan: float = Field(1e-3, ge=0)
     """Weight of the largest number of seconds of work that a job has left after the plan."""
     power: float = Field(12.0, ge=0)
@@ -73,10 +73,11 @@ class Shockwave(RoundPolicy[ShockwaveOptions]):
         jobs = state.jobs
         index = jobs.index.tolist()
         if begins:
+            has_changed = self._plan.keys() != set(index)  # before a job that has begun since is added
             self._rounds_left -= 1
             for job in jobs.index[jobs.gpus > 0].tolist():
                 self._plan[job] = self._plan.get(job, 0) - 1
-            if self._plan.keys() != set(index) or self._rounds_left <= self.options.ahead - self.options.replan:
+            if has_changed or self._rounds_left <= self.options.ahead - self.options.replan:
                 self._make_plan(state)
         rounds = np.array([self._plan.get(job, 0) for job in index])
         weight = np.array([self._weight.get(job, 0.0) for job in index]) / np.maximum(rounds, 1)

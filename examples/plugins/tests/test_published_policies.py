@@ -17,7 +17,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto_shockwave.scheduled import ScheduledModel, compile_scheduled
-from rlpto_shockwave.shockwave import BASES, LOGS, Outlook, ShockwaveOptions, outlook, plan_rounds
+from rlpto_shockwave.shockwave import BASES, LOGS, Outlook, Shockwave, ShockwaveOptions, outlook, plan_rounds
 from rlpto_shockwave.time_shares import centre, first_on_workers
 from tests import test_frozen
 from tests.builders import job, make_tables
@@ -193,3 +193,13 @@ def test_jobs_take_turns_and_the_longest_never_waits() -> None:
         ]
     assert [gpus[0] for gpus in ran] == [1] * 4
     assert all(gpus.sum() == 2 for gpus in ran)
+
+
+def test_a_job_that_has_started_between_two_rounds_is_in_the_next_plan() -> None:
+    policy = Shockwave(ShockwaveOptions(round=60.0, ahead=4))
+    policy.reset(0)
+    assert policy(make_state([J(work=240.0, speed=(1.0,))], 2, time=0.0)).gpus.tolist() == [1]
+    both = [J(work=180.0, speed=(1.0,), held=1), J(work=60.0, speed=(1.0,), held=1)]
+    assert policy(make_state(both, 2, time=30.0)).gpus.tolist() == [1, 1]
+    policy(make_state(both, 1, time=60.0))
+    assert policy._plan[1] > 0, "a round is planned for it"
