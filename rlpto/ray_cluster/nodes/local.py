@@ -31,7 +31,7 @@ from rlpto.ray_cluster.nodes.processes import (
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Shared memory of a node, for the weights of small jobs while new workers fetch them."""
 CPU_SLOTS = 4
-"""CPU slots of a node. A parameter server takes one, a worker none; slots also limit how many processes start at once."""
+"""CPU slots of a node. A parameter server takes one, a worker none; slots also limit how many processes start."""
 REGISTER_TIMEOUT_S = 60.0
 """Longest wait, on an idle machine, for a node to join its cluster."""
 START_ATTEMPTS = 3
