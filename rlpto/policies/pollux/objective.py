@@ -14,8 +14,8 @@ Numbers of GPUs for jobs come from a multiple-choice knapsack, which dynamic pro
 one option, a number of GPUs with its cost, and all together stay within capacity. Placement is ignored here, so the
 least sum over all jobs is a lower bound on the cost of any placement.
 
-Large problems are reduced before they are solved, without losing the optimum unless more than MOST_ADDITIONS options
-are left. At a given price of a GPU every job's
+Large problems are reduced before they are solved. The optimum is kept unless solving the reduced problem would still
+take more than MOST_ADDITIONS additions. At a given price of a GPU every job's
 best option is known. The price at which jobs take about the capacity gives a solution and, by the Lagrangian of the
 capacity, a lower bound; if an option is worse at this price by more than the difference of the two, no optimum contains
 it (reduced-cost fixing; Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, chapter 11). Usually one to three
