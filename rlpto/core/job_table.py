@@ -187,7 +187,7 @@ class JobTable:
 
     @property
     def remaining_declared(self) -> bool:
-        """True if the jobs' remaining work is declared, not estimated."""
+        """True if the jobs' remaining work is declared, exactly or with errors, and not estimated."""
         return self._left is None
 
     def drawn_remaining(self, count: int, rng: np.random.Generator) -> FloatArray | None:

@@ -80,9 +80,9 @@ class PlannerOptions(Settings):
     remaining cost is estimated."""
     jobs: int = Field(1_000, ge=1)
     """With more active jobs no plan is made: the base decides."""
-    learnt_jobs: float = Field(1.0, ge=0)
-    """Active jobs for each GPU that is up, beyond which no plan is made if remaining work is not declared. In such a
-    crowd, estimates change many times before a rollout's end, and plans that trust them stop jobs again and again."""
+    jobs_per_gpu: float = Field(1.0, ge=0)
+    """Largest number of active jobs per GPU that is up with which plans are made if remaining work is not declared.
+    With more, estimates change many times before the jobs of a rollout end, and plans stop jobs again and again."""
     known: float = Field(0.5, ge=0, le=1)
     """Least share of the active jobs whose remaining work is declared or learnt from other jobs. With less no plan is
     made, because rollouts would end when a guess says so. In rollouts the other jobs have their guessed length. With 0,
@@ -134,11 +134,11 @@ class Planner(BasePolicy[PlannerOptions]):
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._plan[None]))
 
     def _may_plan(self, state: ClusterState) -> bool:
-        """Whether a plan is worth making, and can be trusted."""
+        """Whether there is a choice to make, and the remaining work of enough jobs is known for a plan."""
         jobs, rule = state.jobs, self.options
         if state.capacity == 0 or not 1 < len(jobs) <= rule.jobs:
             return False
-        crowded = len(jobs) > rule.learnt_jobs * state.capacity
+        crowded = len(jobs) > rule.jobs_per_gpu * state.capacity
         return jobs.remaining_declared or (not crowded and float(jobs.remaining_known.mean()) >= rule.known)
 
     def frozen(self) -> Index:

@@ -180,7 +180,7 @@ class TestPlans:
     @pytest.mark.parametrize("remaining", ["unknown", "curve"])
     def test_where_all_work_is_guessed_it_decides_as_its_base(self, remaining: RemainingKnowledge) -> None:
         tables, times, found = random_tables(5, 8, 13.0), SimulatorSettings(), []
-        for policy in (Index(), Planner(None, QUEUE, times, TIME_ONLY), Noted(times, known=0.0, learnt_jobs=10.0)):
+        for policy in (Index(), Planner(None, QUEUE, times, TIME_ONLY), Noted(times, known=0.0, jobs_per_gpu=10.0)):
             cluster = SimulatedCluster(NODES, at_once(5), tables, times, knowledge=Knowledge(remaining=remaining))
             record = run(cluster, policy, QUEUE, TIME_ONLY, seed=5)
             found.append((record.changes.time.tolist(), record.changes.gpus.tolist()))
@@ -208,7 +208,7 @@ class TestPlans:
     @pytest.mark.parametrize("remaining", ["learnt", "declared"])
     def test_of_a_crowd_it_makes_a_plan_only_if_lengths_are_declared(self, remaining: RemainingKnowledge) -> None:
         tables, times = random_tables(5, 8, 13.0), SimulatorSettings()
-        planner, seen = Noted(times, every=1e-3, known=0.0, learnt_jobs=0.5), set()
+        planner, seen = Noted(times, every=1e-3, known=0.0, jobs_per_gpu=0.5), set()
 
         def look(state: ClusterState) -> Allocation:
             before, jobs = len(planner.costs), len(state.jobs)

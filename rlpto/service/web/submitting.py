@@ -55,7 +55,7 @@ def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
     usual = entry.program.batch_size
     if body.batch_size is not None and body.batch_size not in (*entry.batch_sizes, usual):
         known = ", ".join(map(str, sorted({*entry.batch_sizes, usual})))
-        raise not_valid(f"batch_size: expected {'one of ' * bool(entry.batch_sizes)}{known}, got {body.batch_size}")
+        raise not_valid(f"batch_size: expected one of {known}, got {body.batch_size}")
     quota = user.gpus_held or settings.quotas.gpus_held
     if quota is not None and body.gpus > quota:
         raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")

@@ -81,7 +81,7 @@ PROGRAM = CatalogueProgram(
         "hidden": OptionSettings(type="integer", minimum=1, maximum=512),
         "optimizer": OptionSettings(type="choice", choices=("sgd", "adam")),
     },
-    batch_sizes=(32, 64),
+    batch_sizes=(32,),
     most_epochs=100,
     most_gpus=8,
 )

@@ -153,7 +153,7 @@ class TestPrograms:
     def test_the_catalogue_says_what_users_may_choose(self, shared_api: Api) -> None:
         answer = shared_api("GET", "programs")
         found = answer.json()["programs"][0]
-        assert (found["name"], found["epochs"], found["batch_sizes"], found["most_gpus"]) == ("digits", 20, [32, 64], 8)
+        assert (found["name"], found["epochs"], found["batch_sizes"], found["most_gpus"]) == ("digits", 20, [32], 8)
         assert found["options"]["hidden"]["maximum"] == 512
         assert len(found["preview"]) == 12
         assert "DigitsMlp" not in answer.text, "class paths are the admin's"
