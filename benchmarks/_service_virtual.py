@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from _common import Check, Found
@@ -92,11 +92,11 @@ class LawBackend(VirtualBackend):
 
 @contextmanager
 def world(
-    policy: str, seed: int, look_every: float, remaining: str = "declared"
+    policy: str, seed: int, look_every: float, remaining: str = "declared", forecast: str = "on"
 ) -> Iterator[tuple[VirtualService, np.random.Generator]]:
     """A service whose programs have speeds drawn by the seed, and a generator for other draws. look_every [s].
 
-    remaining: `knowledge.remaining` of the service.
+    remaining, forecast: `knowledge.remaining` and `forecast.mode` of the service.
     """
     rng = np.random.default_rng(seed)
     names = [f"program_{number}" for number in range(PROGRAMS)]
@@ -108,7 +108,7 @@ def world(
     same = {"epochs": 50, "samples": STEPS * BATCH, "batch_size": BATCH}
     tasks = [{"training": one, "pace": pace, **same} for one, pace in zip(classes, paces.tolist(), strict=True)]
     setup = config(
-        60.0, cluster={"nodes": NODES}, forecast={"mode": "on"}, knowledge={"remaining": remaining}, seed=seed
+        60.0, cluster={"nodes": NODES}, forecast={"mode": forecast}, knowledge={"remaining": remaining}, seed=seed
     )
     with tempfile.TemporaryDirectory() as folder:
         service = VirtualService(
@@ -150,8 +150,8 @@ def all_rows(service: VirtualService) -> dict[str, JobRow]:
 
 
 def errors_alone(policy: str, seed: int) -> list[float]:
-    """Relative errors of the finishes predicted every ten minutes once no more jobs are submitted."""
-    with world(policy, seed, ALONE_EVERY_S) as (service, rng):
+    """Relative errors of the finishes predicted every ten minutes once no more jobs are submitted, without forecast."""
+    with world(policy, seed, ALONE_EVERY_S, forecast="off") as (service, rng):
         last = service.now() + HOUR_S
         times = np.sort(rng.uniform(service.now(), last, ALONE_JOBS))
         service.backend.acts = [submitting(at, asked(rng)) for at in times.tolist()]
@@ -174,9 +174,22 @@ def errors_alone(policy: str, seed: int) -> list[float]:
         return [error / left for error, left in late if left > 60.0]
 
 
-def covered(policy: str, remaining: str, seed: int) -> list[tuple[bool, float, bool | None]]:
-    """For every job present after some hours: whether its finish lies in its interval, the interval's width relative to
-    the time to the finish, and whether its start lies in its interval (None if it had started).
+class Outcome(NamedTuple):
+    """How a prediction came true.
+
+    finish, start: whether it lies in its interval; start is None if the job had started. width: of the finish's
+    interval by the time to the finish. off: error of the finish by this time. late [s]: error of the start.
+    """
+
+    finish: bool
+    start: bool | None
+    width: float
+    off: float
+    late: float
+
+
+def covered(policy: str, remaining: str, seed: int) -> list[Outcome]:
+    """The outcome for every job that is present after some hours.
 
     Later arrivals are drawn from the forecaster. remaining: `knowledge.remaining` of the service.
     """
@@ -198,15 +211,21 @@ def covered(policy: str, remaining: str, seed: int) -> list[tuple[bool, float, b
         return [outcome(predicted[job], jobs[job]) for job in predicted]
 
 
-def outcome(row: PredictionRow, job: JobRow) -> tuple[bool, float, bool | None]:
+def outcome(row: PredictionRow, job: JobRow) -> Outcome:
     """Compare a prediction with the job's true times."""
     assert job.ended is not None
     assert job.started is not None
+    assert row.finish is not None
+    left = max(job.ended - row.as_of, 60.0)
+    off = abs(row.finish - job.ended) / left
     if row.finish_low is None or row.finish_high is None or row.start_low is None or row.start_high is None:
-        return False, 0.0, None
-    width = (row.finish_high - row.finish_low) / max(job.ended - row.as_of, 60.0)
-    started = row.start_low - 1.0 <= job.started <= row.start_high + 1.0 if job.started > row.as_of else None
-    return row.finish_low - 1.0 <= job.ended <= row.finish_high + 1.0, width, started
+        return Outcome(False, None, 0.0, off, 0.0)
+    started, late = None, 0.0
+    if job.started > row.as_of:
+        assert row.start is not None
+        started, late = row.start_low - 1.0 <= job.started <= row.start_high + 1.0, abs(row.start - job.started)
+    inside = row.finish_low - 1.0 <= job.ended <= row.finish_high + 1.0
+    return Outcome(inside, started, (row.finish_high - row.finish_low) / left, off, late)
 
 
 def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
@@ -230,17 +249,19 @@ def predictions_made() -> Found:
         among = {case: pool.map(partial(covered, *case), range(RUNS)) for case in CASES}
         for (policy, remaining), runs in among.items():
             found = [one for run in runs for one in run]
-            share = 100 * float(np.mean([inside for inside, _, _ in found]))
-            starts = [start for _, _, start in found if start is not None]
-            widths, said = [width for _, width, _ in found], f"{policy}, lengths {remaining}"
+            share, said = 100 * float(np.mean([one.finish for one in found])), f"{policy}, lengths {remaining}"
+            waiting = [one for one in found if one.start is not None]
+            width, off = np.median([(one.width, one.off) for one in found], axis=0).tolist()
             checks += [
                 Check(f"{said}: finishes within their 80 % interval", share, "%", 100 * COVERAGE[0], True),
                 Check(f"{said}: the same, not too many", share, "%", 100 * COVERAGE[1], False),
             ]
             facts[said] = {
                 "finishes predicted, with later arrivals": len(found),
-                "starts within their interval [%]": round(100 * float(np.mean(starts)), 1),
-                "width of the interval by the time left, median": round(float(np.median(widths)), 2),
+                "starts within their interval [%]": round(100 * float(np.mean([one.start for one in waiting])), 1),
+                "width of the interval by the time left, median": round(width, 2),
+                "error of a finish by the time left, median": round(off, 3),
+                "error of a start, mean [min]": round(float(np.mean([one.late for one in waiting])) / 60, 1),
             }
             print(f"{said}: {facts[said]} {[round(check.value, 1) for check in checks[-2:]]}", file=sys.stderr)
         for policy, every in alone.items():

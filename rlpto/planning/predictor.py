@@ -1,8 +1,9 @@
 """Predict when jobs will start and finish: a scratch cluster runs forward under their policy.
 
 `predict` does so once, without arrivals. A `Predictor` does it alongside a running scheduler, without delaying
-decisions, and if arrivals are forecast, also in each of some sampled futures; the middle 80 % of these are the
-interval. Futures differ in their arrivals, and in the true speed of programs relative to the estimate.
+decisions. If arrivals are forecast, it does so in each of some sampled futures: their median is predicted, and the
+middle 80 % are the interval. Futures differ in arrivals, in remaining work that is not declared, and in the true speed
+of programs relative to the estimate.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from rlpto.policies.registry import code_files, load_files
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.store.status import PredictionRow
 
-LEVELS = (0.1, 0.9)
-"""Quantiles of the sampled futures that bound the interval."""
+LEVELS = (0.1, 0.5, 0.9)
+"""Quantiles of the sampled futures: the prediction, between the bounds of its interval."""
 OWN = 0.03
 """Standard deviation of the logarithm of a job's speed relative to other jobs of its program."""
 MOST_POINTS = 5000
@@ -141,10 +142,11 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predicted start and finish of n jobs without arrivals, with 80 % intervals over the sampled futures.
+    """Predicted start and finish of n jobs, with 80 % intervals over the sampled futures.
 
     ids: ids of the jobs. time, start, finish: fields of `JobForecast`. bounds: [2, 2, n] s of start and of finish.
-    Default: no bounds, because nothing was forecast. NaN if a job does not start or finish with the nodes that are up.
+    Default: no bounds, because nothing was forecast; the prediction is then without arrivals. NaN if a job does not
+    start or finish with the nodes that are up.
     """
 
     ids: tuple[str, ...]
@@ -290,9 +292,10 @@ def look_ahead(
     settings: SimulatorSettings,
     sampled: Sampled | None,
 ) -> tuple[JobForecast, FloatArray | None]:
-    """Return the prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures, or None.
+    """Return the prediction, and [2, 2, n] the bounds of start and finish over the sampled futures.
 
-    Same arguments, same prediction.
+    sampled: if None, the prediction is without arrivals, and there are no bounds. A start or finish that too few of the
+    futures reach has no bounds either, and is the one without arrivals. Same arguments, same prediction.
     """
     policy = policy.policy() if isinstance(policy, SentPolicy) else policy
     found = predict(snapshot, policy, queue, settings)
@@ -301,9 +304,11 @@ def look_ahead(
     both = np.stack(  # [F, 2, n]
         [run_in(snapshot, policy, queue, settings, sampled, one) for one in range(sampled.count)]
     )
-    known = np.isfinite(both).mean(axis=0) >= LEVELS[1]
-    bounds = np.quantile(np.where(np.isfinite(both), both, np.inf), LEVELS, axis=0, method="inverted_cdf")
-    return found, np.where(known, bounds, np.nan).transpose(1, 0, 2)
+    known = np.isfinite(both).mean(axis=0) >= LEVELS[-1]
+    at_levels = np.quantile(np.where(np.isfinite(both), both, np.inf), LEVELS, axis=0, method="inverted_cdf")
+    low, middle, high = np.where(known, at_levels, np.nan)
+    start, finish = np.where(known, middle, [found.start, found.finish])
+    return replace(found, start=start, finish=finish), np.stack([low, high], axis=1)
 
 
 def run_in(

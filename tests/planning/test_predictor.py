@@ -50,24 +50,23 @@ def test_another_process_predicts_under_a_policy_of_a_file(mine: Path) -> None:
     assert made[2].policy.startswith("fifo>3600:")
 
 
-def test_lengths_that_are_not_known_widen_the_interval() -> None:
-    """One job alone, of 1 to 19 epochs in its futures: its interval is from the 2nd to the 18th."""
+def test_lengths_that_are_not_known_widen_the_interval_and_move_its_middle() -> None:
+    """One job alone, of 10 epochs, or of 1 to 19 half epochs in its futures; the interval is from the 2nd to 18th."""
     cluster = make_cluster([job(0, epochs=10.0)], linear_tables(), [4])
     cluster.advance()
     snapshot = take_snapshot(cluster, Queue(QueueSettings()).order(cluster.state()))
-    epochs = np.arange(1.0, 20.0)
-    bounds = [
+    epochs = np.arange(1.0, 20.0) / 2
+    (alone, nothing), (found, known), (middle, unknown) = (
         look_ahead(snapshot, make_policy("fifo"), QueueSettings(), SimulatorSettings(), futures)
-        for left in (None, epochs[:, None])
-        for futures in [Sampled(19, lambda _: (), np.zeros(1), left)]
-    ]
-    (found, known), (same, unknown) = bounds
+        for futures in [None, *(Sampled(19, lambda _: (), np.zeros(1), left) for left in (None, epochs[:, None]))]
+    )
+    late = alone.finish[0] - alone.start[0]
+    assert nothing is None
     assert known is not None
     assert unknown is not None
-    assert found.finish == same.finish
-    late = found.finish[0] - found.start[0]
-    np.testing.assert_allclose(known[1, :, 0] - found.start[0], late, rtol=0.1)
-    np.testing.assert_allclose(unknown[1, :, 0] - found.start[0], [late * 0.2, late * 1.8], rtol=0.1)
+    np.testing.assert_allclose([*known[1, :, 0], *found.finish] - alone.start[0], late, rtol=0.1)
+    np.testing.assert_allclose(unknown[1, :, 0] - alone.start[0], [late * 0.1, late * 0.9], rtol=0.1)
+    np.testing.assert_allclose(middle.finish - alone.start[0], late * 0.5, rtol=0.1)
 
 
 def test_a_file_that_has_changed_since_is_named(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
