@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from rlpto.bench.leaderboard import ABOUT, HEADINGS, Entry
 from rlpto.bench.results import FIGURES, read_rows
@@ -76,9 +77,7 @@ def case_pages(entries: Entries) -> dict[str, str]:
         case, own = next(iter(in_division.values())), [in_division.get(division) for division in DIVISIONS]
         workload, failures = case.settings["workload"], case.settings["simulator"].get("failures")
         nodes = case.settings["cluster"]["nodes"]
-        cluster = ", ".join(f"{one['count']} x {one['gpus']} {one.get('gpu', '')} GPUs" for one in nodes).replace(
-            "  ", " "
-        )
+        cluster = ", ".join(map(group_text, nodes))
         windows = f"{sum(row.case == case.id for row in read_rows(FIFO_FILE))} of {workload['windows']['hours']} h"
         fails = f"fails every {failures['mtbf_hours']} h on average" if failures else "never fails"
         jobs = read_jobs(FOLDER / "jobs" / f"{case.jobs}.parquet").windows if case.ships else {}
@@ -88,20 +87,34 @@ def case_pages(entries: Entries) -> dict[str, str]:
         divided = "".join(division(one, entries) for one in own if one)
         what = next(text for name, text in JOBS.items() if case.id.startswith(name)).format(**workload)
         pages[f"cases/{name}"] = (
-            f"# {name}\n\n{what}, at load {workload['load']}. The cluster has {cluster}. A node {fails}. Test "
+            f"# {name}\n\n{what}, {load_text(workload)}. The cluster has {cluster}. A node {fails}. Test "
             f"windows: {windows}. [All cases](README.md).\n{divided}\n## Jobs\n"
             + (table(["window", "jobs", *(f"ask for {size}" for size in sizes)], *rows) if rows else NOT_SHIPPED)
         )
         best = [" ".join(scores_of(one, entries)[0]) if one and scores_of(one, entries) else "" for one in own]
         span = f"{min(counts)} to {max(counts)}" if counts else "not shipped"
-        listed.append([f"[{name}]({name}.md)", str(workload["load"]), cluster, windows, span, *best])
+        listed.append([f"[{name}]({name}.md)", str(workload.get("load", "")), cluster, windows, span, *best])
     return pages | {"cases/README": CASES + table(*listed)}
+
+
+def group_text(nodes: Mapping[str, Any]) -> str:
+    """A group of nodes of a cluster, as `16 x 4 t4 GPUs`."""
+    count = nodes["count"] if "count" in nodes else f"up to {nodes['rented']['most']} rented"
+    return f"{count} x {nodes['gpus']} {nodes.get('gpu', '')} GPUs".replace("  ", " ")
+
+
+def load_text(workload: Mapping[str, Any]) -> str:
+    """The load of a workload."""
+    return f"at load {workload['load']}" if "load" in workload else "as recorded"
 
 
 def division(case: Case, entries: Entries) -> str:
     """Ids, commands and scores of a case."""
     rows = [row.figures for row in read_rows(FIFO_FILE) if row.case == case.id]
     fifo, bound = (sum(row[FIGURES.index(key)] for row in rows) / len(rows) / 3600 for key in ("jct", "bound"))
+    scale = f"Score 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 the bound, {bound:.2f} h."
+    if case.by_cost:
+        scale = "Score 0 is the cost under `fifo`, and 100 the bound of the cost."
     environment = f"environment of its training windows `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`"
     if not case.trains:
         environment = "no training windows"
@@ -110,8 +123,7 @@ def division(case: Case, entries: Entries) -> str:
     return (
         f"\n## {HEADINGS[case.division]}\n\n{ABOUT[case.division]} Case `{case.id}`, digest `{case.digest}`; "
         f"{environment}.{apart}\n\n```\n{build}"
-        f"rlpto bench run fifo --case {case.id}\n```\n\nScore 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 "
-        f"the bound, {bound:.2f} h.\n"
+        f"rlpto bench run fifo --case {case.id}\n```\n\n{scale}\n"
         + table(["submission", "score"], *(scores_of(case, entries) or [["none yet", ""]]))
     )
 

@@ -11,20 +11,21 @@ import numpy as np
 from rlpto.agents.archive import FORMATS, deciding
 from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
-from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, runnable
-from rlpto.bench.suite import EXACT, HISTORY, REALISTIC, RIGID, TRANSFER, VERSION, cases
+from rlpto.bench.submissions import CARD, RESULTS, Card, allocating, read_card, runnable
+from rlpto.bench.suite import CONVERGING, EXACT, HISTORY, REALISTIC, RENTED, RIGID, TRANSFER, VERSION, cases
 from rlpto.evaluation.plots import COLOURS, INK, empty_figure, png
 from rlpto.io.archive import read_archive
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import whole_file
 from rlpto.io.markdown import markdown_table
-from rlpto.policies.registry import make_policy
 
 HEADINGS = {
     REALISTIC: "What a real scheduler knows",
     HISTORY: "What a scheduler with history knows",
     TRANSFER: "Clusters that nothing was tuned on",
     RIGID: "Jobs that keep their size",
+    CONVERGING: "Accuracy counts",
+    RENTED: "Rented nodes",
     EXACT: "An oracle's knowledge",
 }
 ABOUT = {
@@ -33,8 +34,16 @@ ABOUT = {
     "models, last for the whole trace.",
     TRANSFER: "As with history, on other clusters of Microsoft's, on which no policy may be trained or tuned.",
     RIGID: "As with history. All jobs, or the jobs of half of the users, hold exactly the GPUs that they request.",
+    CONVERGING: "As with history. The cost is scored: of GPUs, and of hours of jobs, which cost up to 25 times as much "
+    "while a job lacks accuracy.",
+    RENTED: "As with history. The cost is scored: of hours of jobs, and of nodes that are rented by the minute. Half "
+    "of the jobs keep their size. A policy may name a provisioner.",
     EXACT: "True speeds and true remaining work.",
 }
+
+
+IN_LINE = 4
+"""Divisions next to one another in the plot."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,8 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         "# Leaderboard",
         "",
         f"rlpto-bench, version {VERSION}. A case scores 0 with the mean JCT of `fifo`, and 100 with its lower bound,",
-        "which no policy can reach. A score is the mean over the cases of a division that count. Intervals are 95 %",
+        "which no policy can reach; two divisions score the cost instead. A score is the mean over the cases of a",
+        "division that count. Intervals are 95 %",
         f"bootstrap intervals over windows, and seeds of training where there are several ({RESAMPLES:,} resamples);",
         "differences are paired by window. A policy is ahead of another one if the interval of their difference is off",
         "zero; a range of ranks has the policies that cannot be distinguished. How cases are run and checked:",
@@ -152,7 +162,7 @@ def agent_scores(folder: Path, agent: Path) -> list[str]:
     Raises ConfigError or CheckpointError if the submission is invalid, or has other policies.
     """
     card = read_card(folder)
-    policies = [make_policy(runnable(spec, folder)) for spec in card.policies]
+    policies = [allocating(runnable(spec, folder)) for spec in card.policies]
     files = [policy.options.checkpoint() for policy in policies if isinstance(policy, Agent)]
     decide = [deciding(read_archive(file, FORMATS)) for file in (agent, *files)]
     if len(files) < len(policies) or decide[0] not in decide[1:]:
@@ -179,8 +189,12 @@ def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
     if not (shown := {division: entries for division, entries in ranked.items() if entries}):
         raise ConfigError(f"{path}: nothing to plot, no submission has all cases of a division")
     longest = max(map(len, shown.values()))
-    figure = empty_figure(max(4.5 * len(shown), 9.0), 0.9 + 0.28 * longest)
-    for axes, (division, entries) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
+    lines = -(-len(shown) // IN_LINE)
+    figure = empty_figure(4.5 * max(min(len(shown), IN_LINE), 2), (0.9 + 0.28 * longest) * lines)
+    places = figure.subplots(lines, min(len(shown), IN_LINE), squeeze=False).flatten()
+    for axes in places[len(shown) :]:
+        axes.set_axis_off()
+    for axes, (division, entries) in zip(places, shown.items(), strict=False):
         middle, low, high = np.array([entry.scores.interval for entry in entries]).T
         at = np.arange(len(entries))
         axes.barh(at, middle, xerr=np.maximum([middle - low, high - middle], 0.0), color=COLOURS[0], ecolor=INK)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.bench.suite import FIFO_FILE, cases
+from rlpto.bench.suite import FIFO_FILE, Case, cases
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import completion_times, lower_bound, measure
 from rlpto.io.arrays import FloatArray
@@ -28,7 +28,7 @@ MEASURED = "cpu_ms"
 _KEYS = ("case", "digest", "policy", "window")
 RESAMPLES = 2000
 ROUNDING = 1e-9
-"""Largest share by which rounding takes a mean JCT below its bound."""
+"""Largest share by which rounding takes a mean JCT or cost below its bound."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,19 @@ class Row:
         """Case, policy and window."""
         return self.case, self.policy, self.window
 
+    def scored(self, case: Case) -> float:
+        """The figure that its case scores: the mean JCT [s], or the cost, the opposite of the reward."""
+        return -self.figures[FIGURES.index("reward")] if case.by_cost else self.figures[0]
 
-def row_of(case: str, digest: str, policy: str, record: RunRecord) -> Row:
+
+def row_of(case: Case, policy: str, record: RunRecord) -> Row:
     """The row of a run whose duration was measured as CPU time."""
     metrics = measure(record)
     jct, events = completion_times(record.jobs), (record.decisions.time, record.changes.time)
     # Version 1 ends a run at its last event, which a time limit may follow.
     end = max(float(times.max(initial=0.0)) for times in events)
     jct = np.where(np.isfinite(jct), jct, end - record.jobs.submit_time)
+    least = lower_bound(record, case.weights)
     figures = (
         float(jct.mean()),
         float(np.percentile(jct, 95)),
@@ -63,10 +68,10 @@ def row_of(case: str, digest: str, policy: str, record: RunRecord) -> Row:
         metrics["gpu_hours"],
         metrics["rescales_per_job"],
         metrics["unfinished"],
-        lower_bound(record)["jct_mean"],
+        -least["reward"] if case.by_cost else least["jct_mean"],
     )
     cpu_ms = 1000 * record.wall_seconds / max(len(record.decisions.time), 1)
-    return Row(case, digest, policy, record.window, figures, round(cpu_ms, 3))
+    return Row(case.id, case.digest, policy, record.window, figures, round(cpu_ms, 3))
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
@@ -108,7 +113,8 @@ def read_rows(path: Path) -> list[Row]:
 def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], list[str]]:
     """The rows that are cells of these policies, and a line on every fault: unknown cases, digests, policies or
     windows, missing cells, and figures that no run can have."""
-    known, bounds = {case.id: case for case in cases()}, _of_fifo("bound")
+    known = {case.id: case for case in cases()}
+    bounds = {(row.case, row.window): row.figures[FIGURES.index("bound")] for row in read_rows(FIFO_FILE)}
     windows = {name: [window for case, window in bounds if case == name] for name in known}
     good, wrong = [], []
     for name in dict.fromkeys(row.case for row in rows):
@@ -122,7 +128,8 @@ def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], li
             wrong.append(f"case {name}: digest {one_line(foreign)}, expected {known[name].digest}")
         else:
             good += [row for row in mine if row.place in wanted]
-        impossible = {row.place for row in mine if row.place in wanted and not _is_possible(row, bounds)}
+        ours = [row for row in mine if row.place in wanted]
+        impossible = {row.place for row in ours if not _is_possible(row, row.scored(known[name]), bounds)}
         faults = (
             ("is missing", wanted - have),
             ("is no cell of the card's policies", have - wanted),
@@ -135,14 +142,9 @@ def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], li
     return good, wrong
 
 
-def _of_fifo(figure: str) -> dict[tuple[str, str], float]:
-    """A figure of `fifo` by case and window, from the suite's own file."""
-    return {(row.case, row.window): row.figures[FIGURES.index(figure)] for row in read_rows(FIFO_FILE)}
-
-
-def _is_possible(row: Row, bounds: Mapping[tuple[str, str], float]) -> bool:
-    """Whether the figures of a known cell are finite and positive where time and GPUs are, with a mean JCT of at least
-    the suite's bound, which is also the row's own."""
+def _is_possible(row: Row, scored: float, bounds: Mapping[tuple[str, str], float]) -> bool:
+    """Whether the figures of a known cell are finite and positive where time and GPUs are, and what it scores is at
+    least the suite's bound, which is also the row's own."""
     figures = dict(zip(FIGURES, row.figures, strict=True))
     bound = bounds[row.case, row.window]
     positive = min(figures[name] for name in ("p95", "rho", "gpu_hours"))
@@ -150,7 +152,7 @@ def _is_possible(row: Row, bounds: Mapping[tuple[str, str], float]) -> bool:
     return bool(
         np.isfinite([*row.figures, row.cpu_ms]).all()
         and figures["bound"] == bound
-        and figures["jct"] >= bound * (1 - ROUNDING)
+        and scored >= bound * (1 - ROUNDING)
         and positive > 0
         and counts >= 0
     )
@@ -159,7 +161,8 @@ def _is_possible(row: Row, bounds: Mapping[tuple[str, str], float]) -> bool:
 class Scores:
     """Scores of complete results in one division.
 
-    A case scores 0 with the mean JCT of `fifo` and 100 with its lower bound; a division scores the mean of its cases.
+    A case scores 0 with the mean JCT of `fifo` and 100 with its lower bound, or the same by cost, relative to fifo's in
+    each window, since costs are sums over jobs. A division scores the mean of its cases.
     rows: rows of all policies of a submission (one for each seed of training) on every window of the cases.
     """
 
@@ -211,18 +214,20 @@ class Scores:
 
     @cached_property
     def _times(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
-        """By case: mean JCT [policies, windows], mean JCT of fifo [windows], and the bound [windows]."""
-        fifo, bounds = _of_fifo("jct"), _of_fifo("bound")
+        """By case: what it scores [policies, windows], the same of fifo [windows], and its bound [windows]."""
+        fifo = {(row.case, row.window): row for row in read_rows(FIFO_FILE)}
         found = {}
-        for case in self.cases:
-            mine = [row for row in self._rows if row.case == case]
+        for case in (case for case in cases() if case.id in self.cases):
+            mine = [row for row in self._rows if row.case == case.id]
             windows = sorted({row.window for row in mine})  # resamples of all submissions draw the same ones by number
             policies = list(dict.fromkeys(row.policy for row in mine))
             at = {row.place: row for row in mine}
-            table = [[at[case, policy, window] for window in windows] for policy in policies]
-            jct = np.array([[row.figures[0] for row in line] for line in table])
-            bound = np.array([bounds[case, window] for window in windows])
-            found[case] = (jct, np.array([fifo[case, window] for window in windows]), bound)
+            theirs = np.array([[at[case.id, one, window].scored(case) for window in windows] for one in policies])
+            of_fifo = [fifo[case.id, window] for window in windows]
+            base = np.array([row.scored(case) for row in of_fifo])
+            bound = np.array([row.figures[FIGURES.index("bound")] for row in of_fifo])
+            scale = base if case.by_cost else np.ones(len(base))
+            found[case.id] = theirs / scale, base / scale, bound / scale
         return found
 
 

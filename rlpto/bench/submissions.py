@@ -21,8 +21,9 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from rlpto import __version__
-from rlpto.bench.results import Row, checked, read_rows, row_of, write_rows
+from rlpto.bench.results import FIGURES, Row, checked, read_rows, row_of, write_rows
 from rlpto.bench.suite import VERSION, Case, find_case
+from rlpto.core.policy import Policy
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import ONE_BY_ONE, Cell, Evaluation, FinishedCell, config_fingerprint, evaluate_all
 from rlpto.experiments.config import Config
@@ -97,18 +98,25 @@ def run_all(
 
     cards: each card with the folder of its submission. Finished cells are kept, and are not run again.
     say: shows each finished case, or each finished card if there are several. Raises ConfigError for policies that
-    cannot be submitted, CheckpointError while another process writes a submission.
+    cannot be submitted or do not suit a case, CheckpointError while another process writes a submission.
     """
+    configs = [(case, case.config()) for case in chosen]
+    experiments = [(case, config, Experiment(config)) for case, config in configs]
     for spec in (spec for card, _ in cards for spec in card.policies):
-        make_policy(spec)  # refuses an invalid one before anything is written
+        allocating(spec)  # refuses an invalid one before anything is written
+        for case, _, experiment in experiments:
+            try:
+                experiment.policy(spec)
+                experiment.check_provision(spec)
+            except ConfigError as wrong:
+                raise ConfigError(f"case {case.id}: {wrong}") from None
     busy = "another process runs this submission: wait for its end, or use another folder"
     with ExitStack() as locks:
         for _, folder in cards:
             locks.enter_context(alone_in(folder, f"{folder}: {busy}"))
         begun = [_Submission(card, folder, say) for card, folder in cards]
         places, evaluations = list[tuple[_Submission, Case]](), list[Evaluation]()
-        for case, config in [(case, case.config()) for case in chosen]:
-            experiment = Experiment(config)
+        for case, config, experiment in experiments:
             windows, outcome = experiment.windows(), experiment.outcome()
             for one in begun:
                 if missing := one.begin(case, windows):
@@ -163,7 +171,7 @@ class _Submission:
         self.card = card.model_copy(update={"policies": kept, "rlpto": __version__, "code": code})
         self.specs = {runnable(spec, folder): spec for spec in kept}
         for spec in self.specs:
-            make_policy(spec)
+            allocating(spec)
         self.files = {spec: files_digest(spec) for spec in self.specs}
         self.rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
 
@@ -179,7 +187,7 @@ class _Submission:
     def add(self, case: Case, finished: Sequence[FinishedCell]) -> None:
         """Write the results of a case."""
         for done in finished:
-            row = row_of(case.id, case.digest, self.specs[done.cell.policy], done.record())
+            row = row_of(case, self.specs[done.cell.policy], done.record())
             self.rows[row.place] = row
         self.left.discard(case.id)
         write_rows(self.rows.values(), self.folder / RESULTS)
@@ -270,16 +278,22 @@ def _differs(again: _Again) -> str:
     """Run a cell again. Returns a line if the result differs, else an empty text."""
     row = again.row
     try:
-        found = row_of(row.case, row.digest, row.policy, again.run(again.cell)).figures
+        found = row_of(find_case(row.case), row.policy, again.run(again.cell)).figures
     except ClusterError:  # the host cannot run the cell
         raise
     except RlptoError as wrong:
         return f"{_where(row)}: {wrong}"
     except Exception as wrong:  # a policy may raise anything; the other cells are still checked
         return f"{_where(row)}: the policy raised {type(wrong).__name__}: {one_line(str(wrong))}"
-    if found == row.figures:
-        return ""
-    return f"{_where(row)}: figures differ: mean JCT {row.figures[0]!r} s, but running again gives {found[0]!r} s"
+    for name, kept, new in zip(FIGURES, row.figures, found, strict=True):
+        if kept != new:
+            return f"{_where(row)}: figures differ: {name} {kept!r}, but running again gives {new!r}"
+    return ""
+
+
+def allocating(spec: str) -> Policy:
+    """The policy of a spec, without its provisioner."""
+    return make_policy(str(replace(parse_spec(spec), provisioner=None)))
 
 
 def runnable(spec: str, folder: Path) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ VERSION = 1
 """Version of the suite, which is part of the ids of its environments."""
 BUILT = Path("runs/bench/jobs")
 """Folder, in the working directory, in which the jobs of cases that do not ship are built."""
-DIVISIONS = REALISTIC, HISTORY, TRANSFER, RIGID, EXACT = "realistic", "history", "transfer", "rigid", "exact"
+DIVISIONS = ("realistic", "history", "transfer", "rigid", "converging", "rented", "exact")
+REALISTIC, HISTORY, TRANSFER, RIGID, CONVERGING, RENTED, EXACT = DIVISIONS
 """Knowledge of policies: of a real scheduler, of one that has the jobs before the window too, the same on clusters that
-no policy was tuned on and for jobs of which half or all keep their size, and of an oracle."""
+no policy was tuned on, for jobs of which half or all keep their size, where accuracy counts and where nodes are rented,
+and of an oracle."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,16 @@ class Case:
     def id(self) -> str:
         """Name with the division, for example microsoft04-0.9 (realistic) or microsoft04-0.9-exact."""
         return self.name if self.division == REALISTIC else f"{self.name}-{self.division}"
+
+    @property
+    def by_cost(self) -> bool:
+        """Whether it is scored by the cost, the opposite of the reward, instead of the mean JCT."""
+        return self.division in (CONVERGING, RENTED)
+
+    @property
+    def weights(self) -> RewardWeights:
+        """Weights of its reward."""
+        return RewardWeights.model_validate(self.settings.get("reward", {}))
 
     @property
     def digest(self) -> str:
@@ -157,7 +170,16 @@ def cases() -> tuple[Case, ...]:
         for name in users["cases"]:
             settings = _merged(lasting[name][1], {"workload": {"mapping": {"rigid": users["share"]}}})
             rigid[f"{name}-{part}"] = (f"{name}-{part}-{RIGID}", settings, True)
-    found = {REALISTIC: drawn, HISTORY: lasting, TRANSFER: transfer, RIGID: rigid, EXACT: drawn}
+    found = {REALISTIC: drawn, HISTORY: lasting, TRANSFER: transfer, RIGID: rigid}
+    for division, own in suite["cost"].items():
+        found[division] = {}
+        for name in own["cases"]:
+            base = drawn[name][1] if name in drawn else _merged(common, suite["sources"][name])
+            settings = _merged(_merged(base, suite["lasting"]), own["settings"])
+            if division == RENTED:  # `rlpto forecast fit configs/microsoft/cluster04.parquet --demand --end train`
+                settings = _merged(settings, {"forecast": {"demand": f"demand/{name}.safetensors"}})
+            found[division][name] = (f"{name}-{division}", settings, True)
+    found[EXACT] = drawn
     return tuple(
         Case(
             name,

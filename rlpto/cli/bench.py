@@ -55,8 +55,8 @@ def run(
         list[str] | None,
         typer.Option(
             "--case",
-            help="A case, or a division: realistic, history, transfer, rigid, exact; may be repeated. Default: all "
-            "that count.",
+            help="A case, or a division: realistic, history, transfer, rigid, converging, rented, exact; may be "
+            "repeated. Default: all that count.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name on the leaderboard; that of the policy if not given.")] = None,

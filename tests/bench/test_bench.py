@@ -1,5 +1,6 @@
 """rlpto-bench: its cases are frozen, and submissions, here and in the repository, are what running them again gives."""
 
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,12 +17,13 @@ import yaml
 from rlpto import __version__
 from rlpto.bench.dataset import record
 from rlpto.bench.leaderboard import entries_of, page, ranks
-from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
+from rlpto.bench.results import FIGURES, Row, Scores, checked, read_rows, row_of, write_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, board, new_card, read_card, run_all, verify
-from rlpto.bench.suite import FIFO_FILE, FOLDER, REALISTIC, VERSION, case_env, cases, digests, find_case
+from rlpto.bench.suite import DIVISIONS, FIFO_FILE, FOLDER, REALISTIC, VERSION, case_env, cases, digests, find_case
 from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.training_runs import check_whole_windows
+from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import alone_in
 from rlpto.io.workers import LocalWorkers
@@ -31,6 +33,7 @@ from tests.agents.helpers import make_setup, train_small
 from tests.slow import few
 
 SMALL = "microsoft04-1.1-exact"
+WITH_HISTORY = ("-history", "-transfer", "-rigid", "-converging", "-rented")
 OWN_POLICY = Path(__file__).parents[2] / "examples" / "my_policy.py"
 
 
@@ -59,16 +62,16 @@ def copied(submission: Path, tmp_path: Path) -> Path:
 def test_the_jobs_of_all_cases_that_ship_are_those_of_their_digests() -> None:
     shipped = [case for case in cases() if case.ships]
     assert len(shipped) >= 24
-    assert {case.division for case in shipped} == {"realistic", "history", "transfer", "rigid", "exact"}
+    assert {case.division for case in shipped} == set(DIVISIONS)
     for name in {case.jobs for case in shipped}:
         jobs = read_jobs(FOLDER / "jobs" / f"{name}.parquet")
         assert digest_of(jobs) == digests()[name], name
         assert len(jobs.windows) >= 5
-        assert len(jobs.past) == (len(jobs.windows) if name.endswith(("-history", "-transfer", "-rigid")) else 0)
+        assert len(jobs.past) == (len(jobs.windows) if name.endswith(WITH_HISTORY) else 0)
     assert len({case.digest for case in cases()}) == len(cases())
 
 
-@pytest.mark.parametrize("name", ["microsoft03-0.7", "microsoft04-0.9-history"])
+@pytest.mark.parametrize("name", ["microsoft03-0.7", "microsoft04-0.9-history", "microsoft03-rented"])
 def test_jobs_drawn_again_are_the_frozen_ones(name: str) -> None:
     assert digest_of(find_case(name).draw()) == digests()[name]
 
@@ -109,9 +112,14 @@ def test_frozen_history_gives_the_results_of_the_trace() -> None:
         [
             *("microsoft04-0.9", "synthetic-0.7-exact", "synthetic-failures", "kinds-exact", "llm", "llm_kinds-exact"),
             *("microsoft03-1.1-history", "synthetic-failures-history", "kinds-history", "microsoft02-0.9-transfer"),
-            *("microsoft04-0.9-half-rigid", "microsoft03-1.1-all-rigid"),
+            *(
+                "microsoft04-0.9-half-rigid",
+                "microsoft03-1.1-all-rigid",
+                "synthetic-0.9-converging",
+                "microsoft07-rented",
+            ),
         ],
-        *("microsoft04-0.9", "synthetic-failures-history", "kinds-exact"),
+        *("microsoft04-0.9", "synthetic-failures-history", "kinds-exact", "microsoft07-rented"),
     ),
 )
 def test_no_result_has_moved(name: str) -> None:
@@ -121,7 +129,7 @@ def test_no_result_has_moved(name: str) -> None:
     jobs = {window: len(experiment.jobs(window, experiment.config.seed)) for window in experiment.windows()}
     window = min(jobs, key=lambda name: jobs[name])
     record = experiment.run_policy(experiment.policy("fifo"), window, experiment.config.seed)
-    found = row_of(case.id, case.digest, "fifo", record)
+    found = row_of(case, "fifo", record)
     assert replace(found, cpu_ms=0.0) == replace(kept[found.place], cpu_ms=0.0)
 
 
@@ -137,6 +145,61 @@ def test_fifo_scores_zero_and_the_bound_a_hundred(submission: Path) -> None:
     assert SMALL not in mine.missing
     assert "kinds-exact" in mine.missing
     assert "llm-exact" not in mine.missing, "it came after the first results, and does not count for the score"
+
+
+def _with(row: Row, at: int, value: float) -> Row:
+    """The row with another figure."""
+    return replace(row, figures=(*row.figures[:at], value, *row.figures[at + 1 :]))
+
+
+def test_a_cost_is_scored_by_that_of_fifo_in_each_window() -> None:
+    case = find_case("microsoft03-rented")
+    fifo = [row for row in read_rows(FIFO_FILE) if row.case == case.id]
+    cost, bound = (np.array([row.figures[FIGURES.index(name)] for row in fifo]) for name in ("reward", "bound"))
+    cost, at = -cost, FIGURES.index("reward")
+    assert (cost > bound).all()
+
+    def score(costs: FloatArray) -> float:
+        rows = [_with(row, at, -value) for row, value in zip(fifo, costs.tolist(), strict=True)]
+        assert checked(rows, ["fifo"]) == (rows, [])
+        return Scores(rows, "rented").by_case()[case.id]
+
+    assert score(cost) == 0
+    assert score(bound) == pytest.approx(100)
+    assert score((cost + bound) / 2) == pytest.approx(50)
+    first = np.where(np.arange(len(cost)) == 0, bound, cost)
+    assert score(first) == pytest.approx(100 * (1 - bound[0] / cost[0]) / (1 - bound / cost).sum())
+    below = [_with(row, at, -0.9 * row.figures[FIGURES.index("bound")]) for row in fifo]
+    assert "has figures that no run can have" in checked(below, ["fifo"])[1][0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "said"),
+    [
+        ("index@average", "microsoft04-0.9", "case microsoft04-0.9: policy index@average: no nodes are rented here"),
+        ("index@never", "microsoft04-rented", "case microsoft04-rented: no provisioner 'never'"),
+    ],
+)
+def test_a_provisioner_that_does_not_suit_a_case_is_refused_first(
+    tmp_path: Path, spec: str, name: str, said: str
+) -> None:
+    folder = tmp_path / "mine"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        run_all(
+            [(Card(name="mine", policies=(spec,)), folder)], [find_case(name)], LocalWorkers(), print, progress=False
+        )
+    assert not folder.exists()
+
+
+def test_a_forecast_rents_nodes_in_a_submission(tmp_path: Path) -> None:
+    """On a case that ships the forecast of its demand."""
+    card = Card(name="mine", policies=("fifo@forecast:level=0.9",))
+    case = find_case("microsoft03-rented")
+    rows = run_all([(card, tmp_path)], [case], LocalWorkers(), print, progress=False)[0]
+    assert checked(rows, card.policies) == (rows, [])
+    waited = {row.window: row.figures[0] for row in read_rows(FIFO_FILE) if row.case == case.id}
+    assert np.mean([row.figures[0] for row in rows]) < np.mean(list(waited.values())), "jobs wait less for nodes"
+    assert list(verify(tmp_path, share=0.1)) == []
 
 
 def test_a_submission_that_is_right_is_verified_and_can_be_continued(submission: Path) -> None:
