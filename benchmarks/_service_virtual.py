@@ -42,7 +42,7 @@ SYNC = 0.08
 BATCH, STEPS = 64, 100
 """Samples of a step, and steps of an epoch. A step is guessed to take 0.5 to 2 seconds."""
 ALONE_RUNS, ALONE_JOBS, ALONE_EVERY_S = 4, 24, 600.0
-RUNS, HISTORY_H, JOBS_PER_HOUR = 12, 5.0, 10.0
+RUNS, HISTORY_H, JOBS_PER_HOUR = 24, 5.0, 10.0
 PROCESSES = 2
 MOST_ERROR, COVERAGE = 0.15, (0.70, 0.90)
 

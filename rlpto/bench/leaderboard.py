@@ -178,7 +178,8 @@ def agent_scores(folder: Path, agent: Path) -> list[str]:
     trained = f" Training took {card.training_cpu_s:.0f} CPU-seconds." if card.training_cpu_s else ""
     return [
         f"\n## Scores\n\n`rlpto bench run {' '.join(card.policies)}`, suite {card.suite}: 0 is `fifo`, 100 the lower",
-        f"bound of mean JCT. Intervals (95 %) are over windows, and policies where there are several.{trained}\n",
+        "bound of mean JCT or, where the cost is scored, of the cost. Intervals (95 %) are over windows, and policies "
+        f"where there are several.{trained}\n",
         *markdown_table([{"case": case, "score": score} for case, score in (whole | cases).items()]),
     ]
 

@@ -104,7 +104,7 @@ def run(
             table.add_row(f"[bold]{division}[/]", "[bold]{:.1f} [{:.1f}, {:.1f}][/]".format(*scores.interval))
     console.print(table)
     console.print(
-        f"{folder}: 0 is fifo, 100 the lower bound of mean JCT. With others: rlpto bench table {folder.parent}"
+        f"{folder}: 0 is fifo, 100 the lower bound of mean JCT or cost. With others: rlpto bench table {folder.parent}"
     )
 
 
