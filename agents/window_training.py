@@ -36,7 +36,7 @@ from rlpto.envs.whole_windows import WindowPool
 from rlpto.io.archive import Archive, write_archive
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import CheckpointError
-from rlpto.policies.bonus_network import first_network, network_draws
+from rlpto.policies.bonus_network import first_network, network_sigmas
 from rlpto.policies.index_weights import (
     ACCURACY_FEATURES,
     NO_PRICE,
@@ -166,7 +166,7 @@ class WeightSpace:
                 smallest = SMALLEST_ACCURACY if name in ACCURACY_FEATURES else SMALLEST
                 sigma[at] = constants * max(abs(start[at]), smallest)
         if len(sigma) > count:
-            sigma[count:] = network_draws(network)
+            sigma[count:] = network_sigmas(network)
         return cls(start, sigma)
 
     @property

@@ -51,7 +51,7 @@ def first_network(seed: int) -> FloatArray:
     return network
 
 
-def network_draws(size: float) -> FloatArray:
+def network_sigmas(size: float) -> FloatArray:
     """Return the standard deviations [NETWORK_SIZE] of perturbations in training: `size` in the hidden layer.
 
     In the output layer they are `size` x sqrt(8 / HIDDEN), because all hidden units add up in a bonus.

@@ -17,7 +17,7 @@ from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.backend import NodeInfo, RayBackend
-from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog
+from rlpto.ray_cluster.scheduler.gpu_claims import CommandSender
 from rlpto.ray_cluster.scheduler.job_columns import ROUNDING
 from rlpto.ray_cluster.scheduler.job_knowledge import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker
@@ -101,7 +101,7 @@ class RayCluster:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         began, left = database.number("began"), database.number("beat") or 0.0
         by_id = {spec.id: spec for spec in specs}
-        self._commands = CommandLog(backend, database, by_id, nodes.claims)
+        self._commands = CommandSender(backend, database, by_id, nodes.claims)
         known = knowledge or PolicyKnowledge()
         self.tracker = JobTracker(jobs, by_id, tables, database, nodes, self._commands, known, on_report)
         self.database, self.columns, self.store = database, self.tracker.columns, self.tracker.store

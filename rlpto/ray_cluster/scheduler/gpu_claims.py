@@ -101,17 +101,17 @@ class GpuClaims:
 
     def due(self) -> Iterator[Command]:
         """Commands that may be sent now, releasing ones first. Each counts as sent once it is yielded."""
-        yield from self._due(giving=True)
-        yield from self._due(giving=False)
+        yield from self._due(releasing=True)
+        yield from self._due(releasing=False)
 
-    def _due(self, giving: bool) -> Iterator[Command]:
+    def _due(self, releasing: bool) -> Iterator[Command]:
         for entry in self.entries.values():
             if len(entry.steps) > 1 and self.fits(entry.steps[-1]):
                 del entry.steps[:-1]  # old and new plan fit together: no intermediate step needed
             while entry.steps:
                 step = entry.steps[0]
-                gives = claim_of(step.plan) <= claim_of(entry.commanded)
-                if gives != giving or not (gives or self.fits(step)):
+                releases = claim_of(step.plan) <= claim_of(entry.commanded)
+                if releases != releasing or not (releases or self.fits(step)):
                     break
                 entry.sent.append(entry.steps.pop(0))
                 yield step
@@ -231,7 +231,7 @@ def _take(left: Counter[str], node: str) -> bool:
     return True
 
 
-class CommandLog:
+class CommandSender:
     """Sends planned commands to controllers, in order and when claims permit. claims: GPU claims of jobs. specs:
     controller specifications by job."""
 

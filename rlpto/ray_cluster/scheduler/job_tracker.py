@@ -13,7 +13,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import JobError, RlptoError
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, last_report, raised_in
-from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog
+from rlpto.ray_cluster.scheduler.gpu_claims import CommandSender
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.job_knowledge import JobKnowledge, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.placement import NodeInventory, remaining_plans
@@ -39,7 +39,7 @@ class JobTracker:
         tables: SpeedTables,
         database: SessionDatabase,
         nodes: NodeInventory,
-        commands: CommandLog,
+        commands: CommandSender,
         known: PolicyKnowledge,
         on_report: Callable[[JobTracker, JobReport, bool], None],
     ) -> None:

@@ -187,7 +187,7 @@ class SchedulerLoop:
         if (volume := self.decisions.volume) is not None:
             set_volume(self.cluster.database, volume.rows(self.cluster.time))
         self.status(self.cluster)
-        lost = self.retention.keep(self.environment.wall(), self.cluster)
+        lost = self.retention.clean_up(self.environment.wall(), self.cluster)
         if lost:
             self.policy.reset()
             self.decisions.loop.renumbered()

@@ -58,7 +58,7 @@ class Retention:
         self._looked_at = now
         return True
 
-    def keep(self, now: float, cluster: RayCluster) -> tuple[str, ...]:
+    def clean_up(self, now: float, cluster: RayCluster) -> tuple[str, ...]:
         """Remove data beyond the limits. Returns ids of jobs that the cluster has forgotten."""
         if self.timer() >= self._trimmed_at + TRIM_INTERVAL_S:
             self._trimmed_at = self.timer()

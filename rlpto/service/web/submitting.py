@@ -203,7 +203,7 @@ def check_developer(user: User) -> None:
         raise Problem(403, "role-needed", f"{said}: {'' if user.role == 'admin' else 'by an admin, '}{add}")
 
 
-async def look_at_script(user: User, body: JobBody) -> None:
+async def check_script_early(user: User, body: JobBody) -> None:
     """Check a script in a thread. The result is cached, so `allowed_job` does not block the event loop later."""
     if body.script is not None and user.role == "developer":
         await asyncio.to_thread(_script_problem, body.script.source, body.script.name, body.script.files)

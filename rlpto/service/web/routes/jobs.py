@@ -21,7 +21,7 @@ from rlpto.service.web.submitting import (
     bodies_of,
     body_of,
     check_priority,
-    look_at_script,
+    check_script_early,
     previews_for,
     submission,
 )
@@ -119,7 +119,7 @@ async def submit_job(
     body: JobBody, caller: TheCaller, service: TheService, response: Response, key: Key = None
 ) -> JobRow:
     """Submit a job. It is on disk when this answers."""
-    await look_at_script(caller.user, body)
+    await check_script_early(caller.user, body)
     return _submitted(response, *await service.commit(submission(service, caller.user, body, key)))
 
 
@@ -134,7 +134,7 @@ def _submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
 @router.post("/jobs/validate")
 async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> SubmissionCheck:
     """The job that would be submitted, with its predicted duration; nothing is stored."""
-    await look_at_script(caller.user, body)
+    await check_script_early(caller.user, body)
     store = service.store
     job = allowed_job(store, service.settings, caller.user, body)
     ahead = store.rows("SELECT coalesce(sum(gpus), 0) FROM jobs WHERE state = 'queued'")[0][0]
@@ -145,7 +145,7 @@ async def validate_job(body: JobBody, caller: TheCaller, service: TheService) ->
 async def submit_array(body: ArrayBody, caller: TheCaller, service: TheService, key: Key = None) -> ManyJobs:
     """Submit up to 1,000 jobs that differ by a number, all or none."""
     made = []
-    await look_at_script(caller.user, body.job)
+    await check_script_early(caller.user, body.job)
     for number, one in enumerate(bodies_of(body), body.first):
         made.append(submission(service, caller.user, one, key and f"{key}[{number}]"))
         await asyncio.sleep(0)  # other requests are answered meanwhile
@@ -163,7 +163,7 @@ async def resubmit(row: TheJob, caller: TheCaller, service: TheService, response
         raise Problem(403, "no-owner", f"{row.owner or 'its owner'} may not submit jobs any more")
     body = body_of(service.store, row)
     body = body.model_copy(update={"priority": allowed_priority(service.settings, owner, body.priority)})
-    await look_at_script(owner, body)
+    await check_script_early(owner, body)
     submit = submission(service, owner, body, key)
 
     def write(store: Store) -> tuple[JobRow, bool]:

@@ -19,7 +19,7 @@ from rlpto.service.web.errors import not_found, not_valid
 from rlpto.service.web.routes.jobs import cancel_job
 from rlpto.service.web.schemas import Body, JobBody
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import check_developer, look_at_script, submission
+from rlpto.service.web.submitting import check_developer, check_script_early, submission
 from rlpto.store.code_files import packed, unpack, unzip
 from rlpto.store.jobs import JobRow, list_jobs
 from rlpto.store.logs import log_lines
@@ -86,7 +86,7 @@ async def submit_job(body: RaySubmission, caller: TheCaller, service: TheService
     id."""
     check_developer(caller.user)
     asked = await asyncio.to_thread(_job_body, body, _package(service, caller.name, body))
-    await look_at_script(caller.user, asked)
+    await check_script_early(caller.user, asked)
     row, _ = await service.commit(submission(service, caller.user, asked, body.submission_id))
     return {"job_id": row.id, "submission_id": row.id}
 
