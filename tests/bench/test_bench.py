@@ -268,7 +268,7 @@ def test_the_example_of_a_policy_beats_fifo_by_far() -> None:
     experiment = Experiment(case.config())
     seed, window = experiment.config.seed, "test-000"
     policy = experiment.policy(f"{OWN_POLICY}:MyPolicy")
-    found = row_of(case.id, case.digest, policy.name, experiment.run_policy(policy, window, seed, sealed=True))
+    found = row_of(case, policy.name, experiment.run_policy(policy, window, seed, sealed=True))
     fifo = next(row for row in read_rows(FIFO_FILE) if (row.case, row.window) == (case.id, window))
     assert found.figures[0] < 0.8 * fifo.figures[0]
 
