@@ -23,6 +23,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.extras import extras
 from rlpto.io.reading import one_line
 from rlpto.policies.index import Index
+from rlpto.policies.spec import parse_spec
 
 
 def record(
@@ -37,6 +38,8 @@ def record(
     for another policy, for a name that is taken or invalid, and if Minari cannot write; MissingExtraError without
     Minari.
     """
+    if parse_spec(policy).provisioner is not None:
+        raise ConfigError(f"policy {policy}: the environment has a provisioner, expected a policy without @")
     with extras():
         import minari
         from minari.dataset.minari_dataset import parse_dataset_id

@@ -191,6 +191,13 @@ def test_a_provisioner_that_does_not_suit_a_case_is_refused_first(
     assert not folder.exists()
 
 
+def test_a_data_set_takes_no_provisioner() -> None:
+    with pytest.raises(
+        ConfigError, match="index@average: the environment has a provisioner, expected a policy without @"
+    ):
+        record("microsoft04-rented", "index@average", "rlpto/mine-v1", 1)
+
+
 def test_a_forecast_rents_nodes_in_a_submission(tmp_path: Path) -> None:
     """On a case that ships the forecast of its demand."""
     card = Card(name="mine", policies=("fifo@forecast:level=0.9",))
