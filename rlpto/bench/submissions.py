@@ -65,6 +65,15 @@ class Card(Settings):
     suite: int = VERSION
     """Version of the suite."""
 
+    @property
+    def rents(self) -> bool:
+        """Whether its policies name a provisioner."""
+        return any(parse_spec(spec).provisioner is not None for spec in self.policies)
+
+    def suits(self, case: Case) -> bool:
+        """Whether its policies can run on a case: those with a provisioner only where nodes are rented."""
+        return case.rents or not self.rents
+
     @field_validator("author", "about", "tuned_on")
     @classmethod
     def _plain(cls, text: str) -> str:
@@ -96,18 +105,20 @@ def run_all(
 ) -> list[list[Row]]:
     """Run the policies of the cards on the cases in parallel, and write the submissions. Returns the rows of each card.
 
-    cards: each card with the folder of its submission. Finished cells are kept, and are not run again.
+    cards: each card with the folder of its submission. Finished cells are kept, and are not run again. Of several
+    cards, those that name a provisioner run only on cases with rented nodes.
     say: shows each finished case, or each finished card if there are several. Raises ConfigError for policies that
     cannot be submitted or do not suit a case, CheckpointError while another process writes a submission.
     """
     configs = [(case, case.config()) for case in chosen]
     experiments = [(case, config, Experiment(config)) for case, config in configs]
-    for spec in (spec for card, _ in cards for spec in card.policies):
-        allocating(spec)  # refuses an invalid one before anything is written
-        for case, _, experiment in experiments:
+    for card, _ in cards:  # refuses an invalid one before anything is written
+        for spec, (case, _, experiment) in product(card.policies, experiments):
             try:
-                experiment.policy(spec)
-                experiment.check_provision(spec)
+                allocating(spec)
+                if len(cards) == 1 or card.suits(case):
+                    experiment.policy(spec)
+                    experiment.check_provision(spec)
             except ConfigError as wrong:
                 raise ConfigError(f"case {case.id}: {wrong}") from None
     busy = "another process runs this submission: wait for its end, or use another folder"
@@ -118,7 +129,7 @@ def run_all(
         places, evaluations = list[tuple[_Submission, Case]](), list[Evaluation]()
         for case, config, experiment in experiments:
             windows, outcome = experiment.windows(), experiment.outcome()
-            for one in begun:
+            for one in (one for one in begun if one.card.suits(case)):
                 if missing := one.begin(case, windows):
                     mine = config.model_copy(update={"policies": tuple(one.specs)})
                     cells = [Cell(spec, window, config.seed, one.files[spec]) for spec, window in missing]

@@ -63,6 +63,11 @@ class Case:
         return self.division in (CONVERGING, RENTED)
 
     @property
+    def rents(self) -> bool:
+        """Whether nodes are rented, so that a policy may name a provisioner."""
+        return self.division == RENTED
+
+    @property
     def weights(self) -> RewardWeights:
         """Weights of its reward."""
         return RewardWeights.model_validate(self.settings.get("reward", {}))

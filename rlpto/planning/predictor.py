@@ -295,7 +295,8 @@ def look_ahead(
     """Return the prediction, and [2, 2, n] the bounds of start and finish over the sampled futures.
 
     sampled: if None, the prediction is without arrivals, and there are no bounds. A start or finish that too few of the
-    futures reach has no bounds either, and is the one without arrivals. Same arguments, same prediction.
+    futures reach has no bounds either, and its job's prediction is the one without arrivals. Same arguments, same
+    prediction.
     """
     policy = policy.policy() if isinstance(policy, SentPolicy) else policy
     found = predict(snapshot, policy, queue, settings)
@@ -307,7 +308,8 @@ def look_ahead(
     known = np.isfinite(both).mean(axis=0) >= LEVELS[-1]
     at_levels = np.quantile(np.where(np.isfinite(both), both, np.inf), LEVELS, axis=0, method="inverted_cdf")
     low, middle, high = np.where(known, at_levels, np.nan)
-    start, finish = np.where(known, middle, [found.start, found.finish])
+    both_known = known.all(axis=0)  # a start and a finish of two kinds of futures need not follow one another
+    start, finish = np.where(both_known, middle, [found.start, found.finish])
     return replace(found, start=start, finish=finish), np.stack([low, high], axis=1)
 
 

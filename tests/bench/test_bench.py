@@ -15,12 +15,14 @@ import pytest
 import yaml
 
 from rlpto import __version__
+from rlpto.bench import submissions
 from rlpto.bench.dataset import record
 from rlpto.bench.leaderboard import entries_of, page, ranks
 from rlpto.bench.results import FIGURES, Row, Scores, checked, read_rows, row_of, write_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, board, new_card, read_card, run_all, verify
 from rlpto.bench.suite import DIVISIONS, FIFO_FILE, FOLDER, REALISTIC, VERSION, case_env, cases, digests, find_case
 from rlpto.envs.actions import LARGEST
+from rlpto.evaluation.runner import Evaluation
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.training_runs import check_whole_windows
 from rlpto.io.arrays import FloatArray
@@ -189,6 +191,22 @@ def test_a_provisioner_that_does_not_suit_a_case_is_refused_first(
             [(Card(name="mine", policies=(spec,)), folder)], [find_case(name)], LocalWorkers(), print, progress=False
         )
     assert not folder.exists()
+
+
+def test_the_whole_board_can_run_on_all_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the first cell. Policies that name a provisioner run where nodes are rented, and the others everywhere."""
+    asked = list[tuple[str, str]]()
+
+    def none(evaluations: list[Evaluation], *_: object) -> tuple[()]:
+        asked.extend((cell.policy, one.out.name) for one in evaluations for cell in one.cells)
+        return ()
+
+    monkeypatch.setattr(submissions, "evaluate_all", none)
+    cards = board(Path(__file__).parents[2] / "submissions", tmp_path)
+    chosen = [find_case(name) for name in ("microsoft04-0.9", "microsoft04-rented")]
+    run_all(cards, chosen, LocalWorkers(), print, progress=False)
+    assert {folder.rpartition("-")[0] for policy, folder in asked if "@" in policy} == {"microsoft04-rented"}
+    assert {policy for policy, folder in asked if folder.startswith("microsoft04-0.9")} >= {"fifo", "index"}
 
 
 def test_a_data_set_takes_no_provisioner() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.errors import ConfigError
+from rlpto.planning import predictor
 from rlpto.planning.predictor import Predictions, Predictor, Sampled, SentPolicy, look_ahead
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
@@ -67,6 +68,21 @@ def test_lengths_that_are_not_known_widen_the_interval_and_move_its_middle() -> 
     np.testing.assert_allclose([*known[1, :, 0], *found.finish] - alone.start[0], late, rtol=0.1)
     np.testing.assert_allclose(unknown[1, :, 0] - alone.start[0], [late * 0.1, late * 0.9], rtol=0.1)
     np.testing.assert_allclose(middle.finish - alone.start[0], late * 0.5, rtol=0.1)
+
+
+def test_a_job_never_finishes_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all futures start it, late, and too few finish it."""
+    cluster = make_cluster([job(0, epochs=10.0)], linear_tables(), [4])
+    cluster.advance()
+    snapshot = take_snapshot(cluster, Queue(QueueSettings()).order(cluster.state()))
+    late = [np.array([[1e6], [2e6 if number < 15 else np.nan]]) for number in range(19)]
+    monkeypatch.setattr(predictor, "run_in", lambda *given: late[given[-1]])
+    futures = Sampled(19, lambda _: (), np.zeros(1))
+    found, bounds = look_ahead(snapshot, make_policy("fifo"), QueueSettings(), SimulatorSettings(), futures)
+    assert found.start[0] < found.finish[0]
+    assert bounds is not None
+    assert np.isfinite(bounds[0]).all()
+    assert np.isnan(bounds[1]).all()
 
 
 def test_a_file_that_has_changed_since_is_named(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
