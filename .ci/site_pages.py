@@ -114,7 +114,11 @@ def division(case: Case, entries: Entries) -> str:
     fifo, bound = (sum(row[FIGURES.index(key)] for row in rows) / len(rows) / 3600 for key in ("jct", "bound"))
     scale = f"Score 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 the bound, {bound:.2f} h."
     if case.by_cost:
-        scale = "Score 0 is the cost under `fifo`, and 100 the bound of the cost."
+        costs = {row.window: row.scored(case) for row in read_rows(FIFO_FILE) if row.case == case.id}
+        share = sum(row[-1] / cost for row, cost in zip(rows, costs.values(), strict=True)) / len(rows)
+        scale = (
+            f"Score 0 is the cost under `fifo` in each window, and 100 the bound, on average {share:.2f} of this cost."
+        )
     environment = f"environment of its training windows `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`"
     if not case.trains:
         environment = "no training windows"

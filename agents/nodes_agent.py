@@ -126,8 +126,8 @@ class NodesAgent:
     Options: type[Settings] = AgentOptions
 
     def __init__(self, options: AgentOptions | PretrainedOptions) -> None:
-        path = options.checkpoint()
-        self._trained = nodes_agent_of(read_archive(path, FORMATS), path)
+        self.path = options.checkpoint()
+        self._trained = nodes_agent_of(read_archive(self.path, FORMATS), self.path)
         self.forecasts = self._trained.forecasts
 
     def __call__(self, state: NodesState) -> FloatArray:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.agents.archive import FORMATS, deciding
+from rlpto.agents.nodes_agent import NodesAgent
 from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, allocating, read_card, runnable
@@ -18,6 +19,8 @@ from rlpto.io.archive import read_archive
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import whole_file
 from rlpto.io.markdown import markdown_table
+from rlpto.policies.spec import parse_spec
+from rlpto.provisioning.registry import make_provisioner
 
 HEADINGS = {
     REALISTIC: "What a real scheduler knows",
@@ -68,6 +71,7 @@ class Entry:
             "policy": self.card.name + (f" ({seeds} seeds)" if (seeds := len(self.card.policies)) > 1 else ""),
             "score": f"{score:.1f} [{low:.1f}, {high:.1f}]",
             "to the first (paired)": "" if self is first else paired,
+            **({"cost (fifo: 1)": f"{self.scores.cost:.3f}"} if self.scores.cost is not None else {}),
             "mean JCT [h]": f"{mean('jct') / 3600:.2f}",
             "p95 [h]": f"{mean('p95') / 3600:.2f}",
             "rho": f"{mean('rho'):.2f}",
@@ -164,10 +168,9 @@ def agent_scores(folder: Path, agent: Path) -> list[str]:
     Raises ConfigError or CheckpointError if the submission is invalid, or has other policies.
     """
     card = read_card(folder)
-    policies = [allocating(runnable(spec, folder)) for spec in card.policies]
-    files = [policy.options.checkpoint() for policy in policies if isinstance(policy, Agent)]
-    decide = [deciding(read_archive(file, FORMATS)) for file in (agent, *files)]
-    if len(files) < len(policies) or decide[0] not in decide[1:]:
+    files = [agent_file(runnable(spec, folder)) for spec in card.policies]
+    decide = [deciding(read_archive(file, FORMATS)) for file in (agent, *filter(None, files))]
+    if None in files or decide[0] not in decide[1:]:
         raise ConfigError(f"{folder}: a submission of {', '.join(card.policies)}; expected one of {agent}")
     divisions, wrong = entries_of([folder])
     if wrong:
@@ -184,6 +187,15 @@ def agent_scores(folder: Path, agent: Path) -> list[str]:
         f"where there are several.{trained}\n",
         *markdown_table([{"case": case, "score": score} for case, score in (whole | cases).items()]),
     ]
+
+
+def agent_file(spec: str) -> Path | None:
+    """The checkpoint of the agent that allocates GPUs or rents nodes. Default: none does."""
+    policy, its = allocating(spec), parse_spec(spec).provisioner
+    if isinstance(policy, Agent):
+        return policy.options.checkpoint()
+    rents = None if its is None else make_provisioner(its)
+    return rents.path if isinstance(rents, NodesAgent) else None
 
 
 def plot(divisions: dict[str, list[Entry]], path: Path) -> None:

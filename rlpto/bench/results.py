@@ -181,7 +181,7 @@ class Scores:
 
     def by_case(self) -> dict[str, float]:
         """Score of every case."""
-        return {case: _score(*self._times[case]) for case in self.cases}
+        return {case: _score(*self._scored[case]) for case in self.cases}
 
     @cached_property
     def drawn(self) -> FloatArray:
@@ -191,7 +191,7 @@ class Scores:
         members = np.random.default_rng(1).integers(0, policies, (RESAMPLES, policies))
         windows_of, found = np.random.default_rng(0), []
         for case in self._counting:
-            mine, fifo, bound = self._times[case]
+            mine, fifo, bound = self._scored[case]
             windows = windows_of.integers(0, len(fifo), (RESAMPLES, len(fifo)))
             means = mine[members[:, :, None], windows[:, None, :]].mean(axis=(1, 2))
             low, high = bound[windows].mean(axis=1), fifo[windows].mean(axis=1)
@@ -201,13 +201,19 @@ class Scores:
     @cached_property
     def interval(self) -> tuple[float, float, float]:
         """Score of the cases that count, with its 95 % bootstrap interval over windows and policies together."""
-        score = float(np.mean([_score(*self._times[case]) for case in self._counting]))
+        score = float(np.mean([_score(*self._scored[case]) for case in self._counting]))
         return score, *between(self.drawn)
 
     def mean(self, figure: str) -> float:
         """Mean of a figure over the cells of cases that count."""
         at = FIGURES.index(figure)
         return float(np.mean([row.figures[at] for row in self._rows if row.case in self._counting]))
+
+    @property
+    def cost(self) -> float | None:
+        """Mean cost over the cases that count, each case relative to fifo's. Default: its cases score the mean JCT."""
+        relative = [self._scored[case.id][0] for case in cases() if case.by_cost and case.id in self._counting]
+        return float(np.mean([costs.mean() for costs in relative])) if relative else None
 
     @property
     def cpu_ms(self) -> float:
@@ -219,7 +225,7 @@ class Scores:
         return [case.id for case in cases() if case.counts and case.id in self.cases]
 
     @cached_property
-    def _times(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
+    def _scored(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
         """By case: what it scores [policies, windows], the same of fifo [windows], and its bound [windows]."""
         fifo = {(row.case, row.window): row for row in read_rows(FIFO_FILE)}
         found = {}

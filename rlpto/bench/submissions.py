@@ -22,14 +22,14 @@ from pydantic import Field, ValidationError, field_validator
 
 from rlpto import __version__
 from rlpto.bench.results import FIGURES, Row, checked, read_rows, row_of, write_rows
-from rlpto.bench.suite import VERSION, Case, find_case
+from rlpto.bench.suite import RENTED, VERSION, Case, find_case
 from rlpto.core.policy import Policy
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import ONE_BY_ONE, Cell, Evaluation, FinishedCell, config_fingerprint, evaluate_all
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, run_cell
 from rlpto.experiments.inputs import runner_for
-from rlpto.experiments.run_folder import files_digest
+from rlpto.experiments.run_folder import files_digest, plugins_of
 from rlpto.io.errors import ClusterError, ConfigError, RlptoError
 from rlpto.io.files import alone_in, digest, whole_file, write_text
 from rlpto.io.paths import example_config
@@ -37,8 +37,8 @@ from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem, read_settings
 from rlpto.io.workers import Workers
-from rlpto.policies.registry import is_complete, local_modules, make_policy, own_policies, plugin_files
-from rlpto.policies.spec import CODE_ENDING, parse_spec
+from rlpto.policies.registry import is_complete, local_modules, make_policy, own_policies
+from rlpto.policies.spec import CODE_ENDING, PolicySpec, parse_spec
 
 CARD, RESULTS = "card.yaml", "results.csv"
 
@@ -87,10 +87,10 @@ class Card(Settings):
         if len(set(policies)) < len(policies):
             raise ValueError("a policy is listed twice; expected different seeds of one training")
         try:
-            names = {parse_spec(spec).first.name for spec in policies}
+            trained = {_without_files(parse_spec(spec)) for spec in policies}
         except ConfigError as wrong:  # pydantic adds the place in the file only to a ValueError
             raise ValueError(str(wrong)) from None
-        if len(names) > 1:
+        if len(trained) > 1:
             raise ValueError("expected one policy, or several seeds of one training: submit other policies separately")
         return policies
 
@@ -105,22 +105,23 @@ def run_all(
 ) -> list[list[Row]]:
     """Run the policies of the cards on the cases in parallel, and write the submissions. Returns the rows of each card.
 
-    cards: each card with the folder of its submission. Finished cells are kept, and are not run again. Of several
-    cards, those that name a provisioner run only on cases with rented nodes.
-    say: shows each finished case, or each finished card if there are several. Raises ConfigError for policies that
-    cannot be submitted or do not suit a case, CheckpointError while another process writes a submission.
+    cards: each card with the folder of its submission. Finished cells are kept, and are not run again. A card with a
+    provisioner runs only on cases with rented nodes. say: shows each finished case, or each finished card if there are
+    several. Raises ConfigError for policies that cannot be submitted, or if no card suits any of the cases,
+    CheckpointError while another process writes a submission.
     """
     configs = [(case, case.config()) for case in chosen]
     experiments = [(case, config, Experiment(config)) for case, config in configs]
-    for card, _ in cards:  # refuses an invalid one before anything is written
-        for spec, (case, _, experiment) in product(card.policies, experiments):
-            try:
-                allocating(spec)
-                if len(cards) == 1 or card.suits(case):
+    if not any(card.suits(case) for card, _ in cards for case in chosen):
+        spec = cards[0][0].policies[0]
+        raise ConfigError(f"policy {spec}: no nodes are rented in these cases, expected some of the division {RENTED}")
+    for card, _ in cards:  # refuses an invalid policy before anything is written
+        for spec in card.policies:
+            allocating(spec)
+            for case, _, experiment in experiments:
+                if card.suits(case):
                     experiment.policy(spec)
                     experiment.check_provision(spec)
-            except ConfigError as wrong:
-                raise ConfigError(f"case {case.id}: {wrong}") from None
     busy = "another process runs this submission: wait for its end, or use another folder"
     with ExitStack() as locks:
         for _, folder in cards:
@@ -143,7 +144,8 @@ def run_all(
             one, case = places[number]
             one.add(case, finished)
             if len(begun) == 1:
-                say(f"{case.id} is finished ({len(chosen) - len(one.left)} of {len(chosen)})")
+                suited = sum(map(one.card.suits, chosen))
+                say(f"{case.id} is finished ({suited - len(one.left)} of {suited})")
             one.say_if_finished(len(begun) > 1)
         return [list(one.rows.values()) for one in begun]
 
@@ -159,8 +161,8 @@ class _Submission:
     def __init__(self, card: Card, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self.say, self.left = folder, say, set[str]()
         kept = tuple(map(_as_in_card, card.policies))
-        singles = [single for spec in kept for single in parse_spec(spec).singles]
-        files = "".join(digest(file) for single in singles for file in plugin_files(single.name))
+        plugins = {part: files for spec in kept for part, files in plugins_of(spec).items() if files}
+        files = "".join(digest(file) for files in plugins.values() for file in files)
         code = files and hashlib.sha256(files.encode()).hexdigest()
         changed, specs = list[str](), card.policies
         if (folder / CARD).is_file():
@@ -169,7 +171,9 @@ class _Submission:
                 raise ConfigError(
                     f"{folder / CARD}: a submission of {', '.join(card.policies)}; expected another folder"
                 )
-            changed += [f"plug-in {singles[0].name}"] * (card.code != code) + ["RLPTO"] * (card.rlpto != __version__)
+            changed += [" or ".join(plugins) or "a plug-in"] * (card.code != code) + ["RLPTO"] * (
+                card.rlpto != __version__
+            )
         files_of = _files_of(specs, folder)
         differs = (file for target, file in files_of.items() if target.exists() and digest(target) != digest(file))
         changed += map(str, differs)
@@ -300,6 +304,12 @@ def _differs(again: _Again) -> str:
         if kept != new:
             return f"{_where(row)}: figures differ: {name} {kept!r}, but running again gives {new!r}"
     return ""
+
+
+def _without_files(spec: PolicySpec) -> tuple[str, str]:
+    """Name of the policy, and its provisioner: only the name of a trained one, which is a file."""
+    its = spec.provisioner
+    return spec.first.name, "" if its is None else its.name if its.paths else str(its)
 
 
 def allocating(spec: str) -> Policy:

@@ -15,6 +15,7 @@ import yaml
 
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError, nearest
+from rlpto.io.files import digest as digest_of_file
 
 if TYPE_CHECKING:
     from rlpto.core.jobs import FinishedJob
@@ -74,14 +75,16 @@ class Case:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that determines the case: jobs after drawing, cluster, failures, knowledge and rules.
+        """Digest of everything that determines the case: jobs after drawing, cluster, failures, knowledge, rules and
+        the model that forecasts the demand for rented nodes.
 
         Raises ConfigError if no digest of its jobs is stored.
         """
         if self.jobs not in (kept := digests()):
             raise ConfigError(f"case {self.id}: {DIGESTS_FILE.name} has no digest of its jobs")
         decides = {key: value for key, value in self.settings.items() if key != "workload"}
-        text = json.dumps([VERSION, decides, kept[self.jobs]], sort_keys=True)
+        files = [digest_of_file(FOLDER / self.settings["forecast"]["demand"])] if self.rents else []
+        text = json.dumps([VERSION, decides, kept[self.jobs], *files], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def draw(self) -> FrozenJobs:
@@ -181,7 +184,7 @@ def cases() -> tuple[Case, ...]:
         for name in own["cases"]:
             base = drawn[name][1] if name in drawn else _merged(common, suite["sources"][name])
             settings = _merged(_merged(base, suite["lasting"]), own["settings"])
-            if division == RENTED:  # `rlpto forecast fit configs/microsoft/cluster04.parquet --demand --end train`
+            if division == RENTED:  # `rlpto forecast fit microsoft/cluster04 --demand --end train`
                 settings = _merged(settings, {"forecast": {"demand": f"demand/{name}.safetensors"}})
             found[division][name] = (f"{name}-{division}", settings, True)
     found[EXACT] = drawn

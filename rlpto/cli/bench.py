@@ -56,7 +56,7 @@ def run(
         typer.Option(
             "--case",
             help="A case, or a division: realistic, history, transfer, rigid, converging, rented, exact; may be "
-            "repeated. Default: all that count; with a provisioner, as in index@average, rented.",
+            "repeated. Default: all that count. A policy with a provisioner, as in index@average, runs on rented only.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name on the leaderboard; that of the policy if not given.")] = None,
@@ -75,14 +75,11 @@ def run(
     """Run policies on cases and write submissions: card.yaml, results.csv, the policy's files. May be interrupted."""
     from rlpto.bench.results import Scores
     from rlpto.bench.submissions import board, new_card, run_all
-    from rlpto.bench.suite import DIVISIONS, RENTED, cases, find_case
+    from rlpto.bench.suite import DIVISIONS, cases, find_case
     from rlpto.policies.spec import parse_spec
 
     divisions = {text: [one for one in cases() if one.counts and one.division == text] for text in DIVISIONS}
-    renting = ALL not in policies and any(parse_spec(spec).provisioner is not None for spec in policies)
-    wanted = [
-        one for text in case or ([RENTED] if renting else divisions) for one in divisions.get(text) or [find_case(text)]
-    ]
+    wanted = [one for text in case or divisions for one in divisions.get(text) or [find_case(text)]]
     unique = list({one.id: one for one in wanted}.values())
     if ALL in policies:
         if len(policies) > 1 or name is not None:

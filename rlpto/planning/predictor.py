@@ -308,7 +308,7 @@ def look_ahead(
     known = np.isfinite(both).mean(axis=0) >= LEVELS[-1]
     at_levels = np.quantile(np.where(np.isfinite(both), both, np.inf), LEVELS, axis=0, method="inverted_cdf")
     low, middle, high = np.where(known, at_levels, np.nan)
-    both_known = known.all(axis=0)  # a start and a finish of two kinds of futures need not follow one another
+    both_known = known.all(axis=0)  # a median start may be later than a finish without arrivals
     start, finish = np.where(both_known, middle, [found.start, found.finish])
     return replace(found, start=start, finish=finish), np.stack([low, high], axis=1)
 

@@ -10,6 +10,7 @@ from rlpto.agents.card import card_of
 from rlpto.agents.checkpoint import Identity, export_agent
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.training import train
+from rlpto.bench.leaderboard import agent_file
 from rlpto.core.renting import LOOK, NodesState
 from rlpto.envs.nodes import NodesSetup, play_windows
 from rlpto.experiments.config import load_config, with_policies
@@ -55,6 +56,12 @@ def test_a_stopped_training_goes_on_as_if_it_never_had(setup, trained, tmp_path)
     train(setup, SETTINGS, tmp_path, IDENTITY, setup, stop=stop_after(2))
     assert train(setup, SETTINGS, tmp_path, IDENTITY, setup, resume=True).finished
     assert (tmp_path / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
+
+
+def test_a_submission_finds_the_agent_that_rents_nodes(trained):
+    file = trained / "last.safetensors"
+    assert agent_file(f"fifo@agent:file={file}") == file
+    assert agent_file("fifo@average") is None
 
 
 def test_the_agent_of_a_file_decides_as_it_did_under_training(setup, trained, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.bench.submissions import RESULTS
-from rlpto.bench.suite import case_ids
+from rlpto.bench.suite import FOLDER, case_ids
 
 SMALL = "microsoft04-1.1-exact"
 
@@ -50,3 +50,11 @@ def test_a_policy_is_recorded_under_a_name_of_the_case(rlpto, tmp_path: Path, mo
     assert answer.out.startswith(f"{name}: 1 episodes, "), answer.out
     assert minari.load_dataset(name).total_episodes == 1
     rlpto("bench", "dataset", SMALL, "--policy", "index").assert_refused(f"{name} is there already")
+
+
+@pytest.mark.slow
+def test_a_demand_model_fitted_again_is_the_shipped_one(rlpto, tmp_path: Path) -> None:
+    """By the command of docs/bench.md."""
+    out = tmp_path / "model.safetensors"
+    assert rlpto("forecast", "fit", "microsoft/cluster03", "--demand", "--end", "train", "-o", out).code == 0
+    assert out.read_bytes() == (FOLDER / "demand" / "microsoft03.safetensors").read_bytes()

@@ -37,7 +37,7 @@ from rlpto.store.users import get_user, note_change
 
 router = APIRouter(tags=["jobs"])
 ASSUMES = (
-    "the policy in force stays, no job is cancelled, none is submitted but those that are forecast, no quota, hold or "
+    "the policy in force stays, no job is cancelled, only jobs that are forecast are submitted, no quota, hold or "
     "drain keeps a job back, no node fails, and speeds are as estimated; an interval also allows for errors of speeds"
 )
 """Assumptions of a predicted start and finish."""
